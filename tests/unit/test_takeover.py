@@ -13,6 +13,7 @@ from tests.support.builders import START_NS, Twin, Wish, eight_nodes, profile_tr
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import NS, digest
 from twin.control import DONE, SENT
+from twin.control.arbiter import OUTDATED_S
 from twin.site import SiteSpec
 from twin.telemetry import events as ev
 
@@ -198,6 +199,25 @@ def test_a_stale_read_back_is_not_adopted_until_it_is_heard() -> None:
     assert seen(twin) == {1: 250.0, 2: 300.0, 6: 200.0}, "while it settles, what comes late is adopted too"
     twin.run(40, {"gpu.power_limit_w": 260.0})
     assert seen(twin) == {}
+
+
+def test_a_cap_that_was_lowered_just_before_the_takeover_is_not_raised_again() -> None:
+    """GPU 1 went down to 210 W after its last report; GPU 2 does not report again."""
+    twin = standby()
+    twin.tick(None, TAKEOVER, *act(), dt_s=0.4)
+    assert seen(twin) == {}, "what was read back before the takeover may be outdated"
+    later = np.array(FOUND)
+    later[1], later[2] = 210.0, NAN
+    twin.tick({"gpu.power_limit_w": later}, dt_s=0.6)
+    assert seen(twin) == {1: 210.0, 6: 200.0}
+    twin.tick(None, dt_s=1.0)
+    assert seen(twin) == {}, "the last reading of GPU 2 is bad"
+    again = standby()
+    again.tick(None, TAKEOVER, *act(), dt_s=0.4)
+    again.tick(None, dt_s=OUTDATED_S - 0.1)
+    assert seen(again) == {}
+    again.tick(None, dt_s=0.1)
+    assert seen(again) == {1: 250.0, 2: 300.0, 6: 200.0}, "before their leases lapse"
 
 
 def test_levels_that_keep_are_seen_and_not_commanded() -> None:

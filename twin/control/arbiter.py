@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from twin import kernels
-from twin.catalogue import F64, I32, NS, TABLES, Bool, ContractError, Control, find_control
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
 from twin.control.leases import Leases, Setpoints, index_of, rows_of
 from twin.control.shadow import ShadowLeases
@@ -28,6 +28,9 @@ from twin.site import Site
 Mode = Literal["normal", "held", "released"]
 MAX_PROPOSALS = 1000  # per policy and tick
 WHY_ADOPTED = "adopted at takeover, as found"
+# For so long after a takeover a read-back from before it may be older than the last command of the leader
+# before: devices with an agent report every second. source: estimate
+OUTDATED_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,6 +420,17 @@ class Arbiter:
         for key in over:
             del self.settling[key]
         return over
+
+    def told_since(self, key: str, heard_ns: I64, now_ns: int) -> Bool:
+        """Mask of the devices whose read-back [n] may be adopted: heard since the takeover.
+
+        A cap that the leader before had just lowered would else be raised again to what it was. After
+        `OUTDATED_S` an older one counts too, lest the leases in force lapse meanwhile.
+        """
+        begun_ns = self.settling[key] - round(self.leases[key].control.lease_s * NS)
+        if now_ns - begun_ns >= round(OUTDATED_S * NS):
+            return np.ones(len(heard_ns), np.bool_)
+        return np.asarray(heard_ns >= begun_ns, np.bool_)
 
     def adopt(self, key: str, readback: F64, known: Bool, generation: I32, now_ns: int) -> list[CommandBatch]:
         """While a control settles: leases on what its devices read back, where it is not simply free.

@@ -118,7 +118,7 @@ class EngineView:
 
     def lately_good(self, key: str) -> Bool:
         """Return True where the last good reading is not stale by its own cadence."""
-        signal, good = self._signal(key), self.quality(key) == GOOD
+        signal, good = self._signal(key), np.asarray(self.quality(key) == GOOD, np.bool_)
         if signal.kind == "counter":
             raise ContractError(f"{key} is a counter, which keeps no instant of a good reading")
         if good.all():
