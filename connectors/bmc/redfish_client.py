@@ -61,10 +61,10 @@ class RedfishClient:
         *,
         timeout_s: float = 5.0,
         tls: Any = None,
-        may_change: Callable[[], bool] = always,
     ) -> None:
         self.base, self._user, self._secret, self._http = base.rstrip("/"), user, secret, http
-        self._timeout_s, self._tls, self._may_change = timeout_s, tls, may_change
+        self._timeout_s, self._tls = timeout_s, tls
+        self.may_change: Callable[[], bool] = always
         self._token = self._session_path = ""
         self._basic = ""
         self._root: JSON | None = None
@@ -187,7 +187,7 @@ class RedfishClient:
             headers["Content-Type"] = "application/json"
             options["data"] = msgspec.json.encode(body)
         url = self.base + path
-        if signed and method in ("PATCH", "POST") and not self._may_change():
+        if signed and method in ("PATCH", "POST") and not self.may_change():
             raise ConnectorError(f"{url}: another daemon leads now; the {method} is not sent")
         limit = aiohttp.ClientTimeout(total=self._timeout_s)
         with failing_as(ConnectorError, url, self._timeout_s):

@@ -30,9 +30,8 @@ def test_a_reset_waits_for_its_sign_in_and_is_not_sent_after_the_term(deposed: b
     async def run() -> list[str]:
         async with Services() as services:
             one, http = services[0], Http()
-            client = RedfishClient(
-                f"http://{one.host}", USER, lambda: PASSWORD, http, may_change=lambda: not deposed
-            )
+            client = RedfishClient(f"http://{one.host}", USER, lambda: PASSWORD, http)
+            client.may_change = lambda: not deposed
             with pytest.raises(ConnectorError, match=DEPOSED) if deposed else nullcontext():
                 await client.post(RESET, {"ResetType": "ForceOff"})
             assert one.signed_in == 1

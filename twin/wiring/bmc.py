@@ -202,9 +202,9 @@ def _redfish(context: WiringContext, part: Redfish, where: str, http: Http) -> l
         most_w = {Key(NODE_CAP, node): float(site.envelopes[NODE_CAP].high[node])}
         most_w |= {Key(GPU_CAP, g): float(site.envelopes[GPU_CAP].high[g]) for g in range(first, last)}
         client = RedfishClient(
-            f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls,
-            may_change=may_act,
-        )  # fmt: skip
+            f"{part.scheme}://{host}", part.user, secret, http, timeout_s=part.timeout_s, tls=tls
+        )
+        client.may_change = may_act
         if side:
             out.append(RedfishDpu(host, node, side, client))
             continue
