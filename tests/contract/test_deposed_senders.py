@@ -1,4 +1,4 @@
-"""What is still to be sent when the term ends, between two requests of one command, is not sent."""
+"""Requests of one command that are still to be sent when the term ends are not sent."""
 
 from __future__ import annotations
 

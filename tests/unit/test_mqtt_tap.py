@@ -1,4 +1,4 @@
-"""What waits to be sent leaves only while its condition is true at that very moment."""
+"""Bytes that wait to be sent leave only while their condition is true at that very moment."""
 
 from __future__ import annotations
 

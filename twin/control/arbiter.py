@@ -421,7 +421,7 @@ class Arbiter:
             del self.settling[key]
         return over
 
-    def told_since(self, key: str, heard_ns: I64, now_ns: int) -> Bool:
+    def read_since_takeover(self, key: str, heard_ns: I64, now_ns: int) -> Bool:
         """Mask of the devices whose read-back [n] may be adopted: heard since the takeover.
 
         A cap that the leader before had just lowered would else be raised again to what it was. After

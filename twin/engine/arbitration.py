@@ -160,7 +160,7 @@ class ArbitrationPass:
             if key == SERVICE:
                 arbiter.inherit_outages(key, view.readback(key), view.value(OWNER) == OURS)
             known = self._known(key, lease.n) & (True if excluded is None else ~excluded)
-            known &= arbiter.told_since(key, view.readback_ns(key), now_ns)
+            known &= arbiter.read_since_takeover(key, view.readback_ns(key), now_ns)
             out.commands += arbiter.adopt(key, view.readback(key), known, generation, now_ns)
         busy = lease.running().any()
         self._look_after(key, lease)
