@@ -795,21 +795,12 @@ def power_at_level(
 
 def numbers_behind(prefix: str, texts: list[str], numbers: I64) -> bool:
     """Write the numbers behind `prefix` into `numbers` [k]; return False if a text is not that and 1 to 18
-    digits.
-
-    As one text: a site whose caps all change answers with a hundred thousand in one tick.
-    """
+    digits."""
     numbers[:] = 0
-    text = "\n" + "\n".join(texts) + "\n"
-    if not text.isascii() or text.count("\n" + prefix) != len(texts):
+    digits = [text[len(prefix) :] if text.startswith(prefix) else "" for text in texts]
+    if not all(0 < len(number) <= 18 and number.isascii() and number.isdigit() for number in digits):
         return False
-    text = text.replace("\n" + prefix, "\n")
-    letters = np.frombuffer(text.encode(), np.uint8)
-    widths = np.diff(np.flatnonzero(letters == ord("\n"))) - 1
-    digits = np.count_nonzero(letters - np.uint8(ord("0")) <= 9)
-    if len(widths) != len(texts) or widths.min() < 1 or widths.max() > 18 or digits != widths.sum():
-        return False
-    numbers[:] = np.fromstring(text, np.int64, sep="\n")
+    numbers[:] = [int(number) for number in digits]
     return True
 
 
