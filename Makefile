@@ -36,7 +36,7 @@ demo: setup-run ## Set up what is missing and show a simulated site under contro
 fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--once ends after it)
 	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
-test: setup-dev setup-servers ## Run all tests
+test: setup-dev setup-servers ## Run the tests but the storms and the long ones of the evaluation
 	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
