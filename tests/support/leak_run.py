@@ -18,6 +18,7 @@ from twin.telemetry import Frame
 
 LIQUID, POWER, SAVE = "rack.liquid_isolation", "node.power_state", "job.checkpoint_since_s"
 NAME = "leak_guard"
+WITNESSES = 2  # wet detectors of a rack that prove a leak
 OFF = 2
 QUIET_S = 90.0  # after all is isolated: nothing new is wet or commanded, longer than any grace; the run ends
 
@@ -26,8 +27,9 @@ QUIET_S = 90.0  # after all is isolated: nothing new is wet or commanded, longer
 class LeakOutcome:
     """Racks that leak, of these isolated, and isolated wrongly; nodes switched off hard in leaking racks, of
     these dry ones above the water, and wet ones or below it that were left on; nodes of other racks that were
-    ordered off or to stop; seconds from the second wet detector to the first command, and to the isolation;
-    litres lost; whether missing coolant was told."""
+    ordered off or to stop; seconds from the second wet detector to the first command, from the second that
+    the twin has read as wet, and from the second wet detector to the isolation; litres lost; whether missing
+    coolant was reported."""
 
     kind: str
     profile: str
@@ -40,6 +42,7 @@ class LeakOutcome:
     wet_left: int
     wrong_nodes: int
     command_s: float
+    evidence_s: float
     isolation_s: float
     lost_l: float
     told: bool
@@ -55,10 +58,13 @@ class LeakWatch:
         self.power = np.zeros(n["node"])
         self.commanded_s, self.moved_s = np.inf, 0.0
         self.told = np.zeros(n["cdu"], np.bool_)
+        self.trays, self.ropes = np.zeros(n["node"], np.bool_), np.zeros(n["rack"], np.bool_)
+        self.evidence_s = np.inf  # when the second detector of a rack had been read as wet
 
     def observe(self, engine: Engine, frame: Frame, decision: Decision) -> None:
         """Called after each tick."""
         self.now_s = now_s = self.plant.truth.time_s
+        self._read(engine)
         for batch in decision.commands:
             if batch.policy != NAME:
                 continue
@@ -70,6 +76,15 @@ class LeakWatch:
             elif batch.control == POWER:
                 self.power[batch.index] = np.maximum(self.power[batch.index], batch.value)
         self.told[[f.entity for f in engine.diagnosis.faults if f.kind == "coolant_loss"]] = True
+
+    def _read(self, engine: Engine) -> None:
+        """Note which detectors the twin has read as wet."""
+        view, site = engine.view(), engine.site
+        self.trays |= view.value("node.leak_state") == 1.0
+        self.ropes |= view.value("rack.leak_state") == 1.0
+        of_rack = np.bincount(site.rack_of_node[self.trays], minlength=site.sizes["rack"]) + self.ropes
+        if self.evidence_s == np.inf and (of_rack >= WITNESSES).any():
+            self.evidence_s = self.now_s
 
 
 def live_through_leak(leaks: tuple[Leak, ...], report: Report) -> list[LeakOutcome]:
@@ -88,7 +103,7 @@ def live_through_leak(leaks: tuple[Leak, ...], report: Report) -> list[LeakOutco
             leak.apply(disturbance, float(second - WARM_S - LATER_S * k), k)
         simulation.step()
         trays = np.bincount(site.rack_of_node[t.node_leak], minlength=site.sizes["rack"])
-        if second_s == np.inf and (trays + t.rack_leak >= 2).any():
+        if second_s == np.inf and (trays + t.rack_leak >= WITNESSES).any():
             second_s = t.time_s
         if (now_n := int(t.node_leak.sum() + t.rack_leak.sum())) > wet_n:
             wet_n, watch.moved_s = now_n, t.time_s
@@ -127,6 +142,7 @@ def _outcome(watch: LeakWatch, leak: Leak, circuit: int, second_s: float) -> Lea
         wet_left=int((reached & of_leaking & ~off).sum()),
         wrong_nodes=int(((power > 0) & ~of_leaking).sum()),
         command_s=round(float(watch.commanded_s - second_s), 2) if seen else np.nan,
+        evidence_s=round(float(watch.commanded_s - watch.evidence_s), 2) if seen else np.nan,
         isolation_s=round(first_s - second_s, 2) if seen and np.isfinite(first_s) else np.nan,
         lost_l=round(float(t.cdu_leaked_l[circuit]), 2),
         told=bool(watch.told[circuit]),

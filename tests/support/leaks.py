@@ -165,13 +165,14 @@ def leaks_of(draw: str, kinds: list[str], each: int) -> list[Leak]:
 LEAK_HEADS = (
     "kind", "plants", "racks leak", "isolated", "missed, at most", "wrongly", "in plants, at most",
     "nodes off", "of these dry", "wet, left on", "of other racks", "loss told", "command, s p50", "max",
-    "lost, l max",
+    "after reading, s p50", "p99", "max", "lost, l max",
 )  # fmt: skip
 
 
 def leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The counts of a kind over its scenarios, as they lived through."""
     command_s = [x["command_s"] for x in some if np.isfinite(x["command_s"])]
+    evidence_s = [x["evidence_s"] for x in some if np.isfinite(x["evidence_s"])]
     counts = ("switched_off", "dry_off", "wet_left", "wrong_nodes", "told")
     leaking, isolated, wrong = (sum(x[k] for x in some) for k in ("leaking", "isolated", "wrong_racks"))
     return {
@@ -185,5 +186,8 @@ def leak_row(kind: str, some: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{name: sum(x[name] for x in some) for name in counts},
         "command_s_p50": float(np.median(command_s)) if command_s else None,
         "command_s_max": max(command_s) if command_s else None,
+        "evidence_s_p50": float(np.median(evidence_s)) if evidence_s else None,
+        "evidence_s_p99": float(np.percentile(evidence_s, 99)) if evidence_s else None,
+        "evidence_s_max": max(evidence_s) if evidence_s else None,
         "lost_l_max": max(x["lost_l"] for x in some),
     }
