@@ -25,7 +25,7 @@ LOCK := uv pip compile -q $(UPGRADE) --universal --generate-hashes --python-vers
 	--no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
 CODE := twin policies connectors models
 
-.PHONY: help boards demo fleet-demo test check sbom audit docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
+.PHONY: help boards demo fleet-demo test test-long check sbom audit docs bench evaluate client test-evaluation storm format lock clean distclean page pictures setup-run setup-dev setup-servers
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -36,8 +36,11 @@ demo: setup-run ## Set up what is missing and show a simulated site under contro
 fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--once ends after it)
 	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
-test: setup-dev setup-servers ## Run the tests but the storms and the long ones of the evaluation
+test: setup-dev setup-servers ## Run the tests that take seconds each: ten minutes on two cores
 	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
+
+test-long: setup-dev setup-servers ## Run the simulations and live stories that `make test` leaves out
+	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) -m 'long and not storm and not evaluation' $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
 	@$(RUN) -m ruff check .
@@ -71,7 +74,7 @@ evaluate: setup-run ## Run the score suites into tests/evaluation/RESULTS.md (AR
 test-evaluation: setup-dev ## Run the long tests of the evaluation
 	@$(RUN) -m pytest -n $(JOBS) --maxschedchunk 1 -m evaluation $(ARGS)
 
-storm: setup-dev ## Run the long storms, and the other cases of tests that run a few in `make test`
+storm: setup-dev ## Run the storms, which take hours
 	@$(RUN) -m pytest -m storm $(ARGS)
 
 format: setup-dev ## Format the code and mend what the linter can

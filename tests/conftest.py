@@ -51,22 +51,20 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file together. Spread long files over half of the run, and other slow ones over four fifths.
+    """Keep a file together, and spread slow files over four fifths of the run.
 
     What the tests of a file share is then set up once. A test with a server or a daemon mostly waits: beside
-    what computes, a core is seldom idle. No long file is left over at the end.
+    what computes, a core is seldom idle. No slow file is left over at the end.
     """
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
     slow = {path: sum(item.get_closest_marker("slow") is not None for item in files[path]) for path in files}
-    long = {path for path in files if any(item.get_closest_marker("long") for item in files[path])}
     order = sorted(files, key=lambda path: (_place(path), str(path)))
     place = {}
     for share, part in (
-        (0.5, [p for p in order if p in long]),
-        (0.8, sorted((p for p in order if slow[p] and p not in long), key=lambda p: -slow[p])),
-        (1.0, [p for p in order if not slow[p] and p not in long]),
+        (0.8, sorted((path for path in order if slow[path]), key=lambda path: -slow[path])),
+        (1.0, [path for path in order if not slow[path]]),
     ):
         for k, path in enumerate(part):
             place[path] = share * (k + 0.5) / len(part)

@@ -74,7 +74,7 @@ def test_what_is_shown_in_the_first_hours_holds() -> None:
     assert {h for (history, h), shares in found.items() if history == 180 and shares[0] > 0} == {1, 3, 5, 15}
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_is_shown_in_the_first_days_holds() -> None:
     """A day and a week of history: up to 6 h ahead; tomorrow is not among it."""

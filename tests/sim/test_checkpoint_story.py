@@ -81,7 +81,7 @@ def test_it_saves_ahead_once_the_trouble_is_known() -> None:
     assert not intervals, "that was well as it was"
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_less_is_lost_than_without_it() -> None:
     without, ahead = story("off"), story("act")
     assert without.work.progress.interruptions == ahead.work.progress.interruptions == 1
@@ -90,7 +90,7 @@ def test_less_is_lost_than_without_it() -> None:
     assert ahead.lost_gpu_s + cost < 0.7 * without.lost_gpu_s
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_what_if_shows_what_it_saves_and_what_it_costs() -> None:
     tree = {
         "name": "trouble", "duration_s": 620, "seed": 1,

@@ -293,7 +293,7 @@ def test_a_loop_in_numpy_that_is_killed_keeps_what_the_theory_says(tmp_path: Pat
     check(tmp_path, "numpy", 3)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_in_torch_that_is_killed_keeps_what_the_theory_says(tmp_path: Path) -> None:
     needs_torch()

@@ -143,7 +143,7 @@ def test_the_load_was_forecast_five_minutes_before(told: Told) -> None:
     assert now_w < mean_w, "the forecast knew of more than the present"
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_past_and_story_replay_byte_for_byte(told: Told) -> None:
     """As long as the story itself; the demos of one chapter replay in each test run."""
     run = told.folder / "run"

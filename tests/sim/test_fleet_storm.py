@@ -141,7 +141,7 @@ class HeldStorm(Storm):
             self.hub.twin.inbox.put_event(hold)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 def test_people_who_narrow_budgets_overload_no_feeder(tmp_path: Path) -> None:
     storm = HeldStorm(1, tmp_path, 6).run(300)

@@ -102,7 +102,7 @@ def test_before_a_limit_every_level_of_the_site_is_told_of_the_fall() -> None:
     assert np.isnan(said[0][pod.model._slices["rack.power_w"]]).all()
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.long
 def test_limits_that_hold_teach_the_blend_when_jobs_end() -> None:

@@ -33,7 +33,7 @@ def test_racks_that_leak_are_isolated_and_no_other_is(kind: str) -> None:
         assert found.switched_off > 0
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_what_one_plant_has_side_by_side_is_told_of_its_own_circuit() -> None:
     (lot,) = leaks_together(leaks_of("develop", ["unseen"], 2))
     other = replace(lot[1], kind="healthy")

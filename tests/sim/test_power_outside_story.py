@@ -92,7 +92,7 @@ def test_a_demand_response_is_there_within_seconds_spares_what_is_high_and_ends_
     assert not loop.twin.engine.suspended
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_restart_in_the_middle_of_a_response_keeps_to_it() -> None:
     loop = story(ramp_up_w_per_s=100.0)
     full_w = load_w(loop)

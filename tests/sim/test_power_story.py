@@ -103,7 +103,7 @@ def story(who: str, jobs: bool = False, seed: int = 1) -> Story:
     return Story(policies[who], JOBS if jobs else FULL, seed, end_s=end_s)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_without_them_the_breaker_opens_and_the_racks_go_dark() -> None:
     found = story("nobody")
     assert found.feeder_w[round(LOST_S) - 2, B] < 0.99 * FEED_W, "both feeds together carry it well"

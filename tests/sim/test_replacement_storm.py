@@ -383,7 +383,7 @@ def test_who_only_planned_a_drain_is_not_overruled(clock: Clock) -> None:
     assert storm._knew(3) == {"a", "b"}
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1])
 def test_a_short_storm(clock: Clock, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""Cases of a parametrized test that run in `make test`; the others run in `make storm`."""
+"""Cases of a parametrized test that run in `make test`; the others run in `make test-long`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def sampled(cases: Iterable[Any], *kept: Any) -> list[Any]:
-    """Return all cases; those that are not kept bear the mark of the storm.
+    """Return all cases; those that are not kept are long.
 
     A case that is a plain tuple holds one value per parameter.
 
@@ -19,9 +19,9 @@ def sampled(cases: Iterable[Any], *kept: Any) -> list[Any]:
     cases = list(cases)
     if missing := [case for case in kept if case not in cases]:
         raise ValueError(f"kept cases {missing} are not among {cases}")
-    return [case if case in kept else _of_storm(case) for case in cases]
+    return [case if case in kept else _long(case) for case in cases]
 
 
-def _of_storm(case: Any) -> Any:
+def _long(case: Any) -> Any:
     values = case if type(case) is tuple else (case,)
-    return pytest.param(*values, marks=pytest.mark.storm)
+    return pytest.param(*values, marks=pytest.mark.long)

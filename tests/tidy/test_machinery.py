@@ -16,7 +16,10 @@ from tests.tidy import tree
 
 SUITE = {
     "tidy/test_z.py": "def test_last(): pass\n",
-    "sim/test_s.py": "import pytest\n@pytest.mark.storm\ndef test_storm(): pass\n",
+    "sim/test_s.py": (
+        "import pytest\n@pytest.mark.storm\ndef test_storm(): pass\n"
+        "@pytest.mark.long\ndef test_long(): pass\n"
+    ),
     "golden/test_g.py": (
         "def test_replay(recording):\n    assert recording('grid-hourly').is_dir()\n"
         "def test_again(recording):\n    assert recording('grid-hourly/eu').exists()\n"
@@ -70,19 +73,24 @@ def test_what_is_missing_is_skipped_and_listed_by_name_by_whichever_worker_misse
 def test_what_is_missing_fails_in_ci_and_files_with_slow_tests_run_among_the_others(suite: Path) -> None:
     answer = run(suite, "-v", CI="true")
     assert answer.returncode == 1
-    assert "3 failed, 3 passed, 1 deselected" in answer.stdout, "the storm is left out unless asked for"
+    assert "3 failed, 3 passed, 2 deselected" in answer.stdout, "long tests and storms run when asked for"
     assert "recording grid-hourly: 2 tests failed" in answer.stdout
     assert re.findall(r"^tests/\S+::(\w+) (?:PASSED|FAILED)", answer.stdout, re.MULTILINE) == [
         "test_broker", "test_slow", "test_first", "test_replay", "test_again", "test_last",
     ]  # fmt: skip
 
 
-def test_a_long_file_of_the_last_folder_runs_in_the_first_half(suite: Path) -> None:
-    marks = "pytestmark = [pytest.mark.slow, pytest.mark.long]"
-    (suite / "tests" / "tidy" / "test_y.py").write_text(f"import pytest\n{marks}\ndef test_long(): pass\n")
+def test_a_slow_file_of_the_last_folder_is_not_left_over_at_the_end(suite: Path) -> None:
+    text = "import pytest\n@pytest.mark.slow\ndef test_it_waits(): pass\n"
+    (suite / "tests" / "tidy" / "test_y.py").write_text(text)
     answer = run(suite, "-v", CI="true")
     names = re.findall(r"^tests/\S+::(\w+) (?:PASSED|FAILED)", answer.stdout, re.MULTILINE)
-    assert names.index("test_long") < names.index("test_replay"), names
+    assert names.index("test_it_waits") < names.index("test_last") == len(names) - 1, names
+
+
+def test_long_tests_run_by_their_own_target(suite: Path) -> None:
+    answer = run(suite, "-m", "long", CI="true")
+    assert "1 passed, 7 deselected" in answer.stdout, answer.stdout
 
 
 def test_what_the_tests_of_a_file_share_is_set_up_once_however_many_run_at_once(suite: Path) -> None:

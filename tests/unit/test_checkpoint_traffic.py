@@ -239,7 +239,7 @@ def test_counters_that_fall_silent_are_forgotten_and_come_back() -> None:
     assert storage.run(4 * HEARD_S)[-1].mean() > 1.2 * quiet
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_slip_of_a_counter_is_no_bandwidth() -> None:
     twin = saving()
     for k in range(400):

@@ -240,7 +240,7 @@ def test_a_live_plant_runs_the_base_case_of_a_sweep_and_says_so(lab: Path) -> No
     assert "only its base case" in warnings[0]
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 def test_hours_cost_no_memory(lab: Path) -> None:
     """Simulation, collector and looker keep as much after two hours as after one."""

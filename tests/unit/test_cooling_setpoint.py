@@ -429,7 +429,7 @@ def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
     assert float(sim.engine.memory[NAME]["saved_j"][0]) == pytest.approx(0.0, abs=0.1 * 3.6e6)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_without_a_meter_savings_are_called_estimates() -> None:
     sim = simulated(plant_of(lab(), 26.0))
     sim.plant.disturbance.sensors = [SensorFault("loop", 0, "power_w", "silent", 0.0)]
@@ -629,7 +629,7 @@ def test_one_lever_is_moved_at_a_time() -> None:
     assert moves == {0, 1}
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_site_may_keep_its_pressures() -> None:
     sim = simulated(plant_of(lab(controls={PRESSURE: {"min": 220e3}}), 18.0))
     sim.run(2.5 * 3600.0)
@@ -637,7 +637,7 @@ def test_a_site_may_keep_its_pressures() -> None:
     assert np.isnan(asked_pa(sim))
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_an_own_pressure_above_the_envelope_is_left_alone() -> None:
     """It could be lowered to the envelope only, which is further than was weighed, and not given back."""
     sim = simulated(plant_of(lab(controls={PRESSURE: {"max": 150e3, "safe": 150e3}}), 18.0))

@@ -119,7 +119,7 @@ def test_coolers_that_follow_a_step_of_the_heat_late_are_no_surprise() -> None:
     assert steady.z(APPROACH)[0] > max(far) + 1.0, "without a move of the heat it is a cooler's fault"
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_temperatures_in_whole_kelvin_that_stood_still_may_take_a_step() -> None:
     """Noise of 0.03 K is unseen within a step: what is learned there is not how sure readings are."""
     c = Cooled()

@@ -233,7 +233,7 @@ def test_a_counter_that_trickles_everywhere_from_the_first_minute_alarms_nobody(
 # -- chance, and how soon
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "per_day"), [(0.3, 0.1), (0.1, 0.05)])
 def test_a_fleet_with_chance_trouble_alarms_hardly_ever(shape: float, per_day: float) -> None:

@@ -270,7 +270,7 @@ def test_the_reserve_is_the_excess_that_so_few_rises_were_beyond() -> None:
     assert quantile_of(memory, 1e-2) == pytest.approx(np.quantile(excess, 0.99), rel=0.05)
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_half_a_day_of_made_up_demand_with_the_whole_engine() -> None:
     """Demand comes and goes: much is saved, nothing comes late, no feed is beyond its budget, no alarm."""
     minutes = np.arange(420)

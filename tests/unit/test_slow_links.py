@@ -174,7 +174,7 @@ def test_a_changed_site_accuses_the_same_link_and_forgets_one_that_left() -> Non
     assert left.slow_links == {}
 
 
-@pytest.mark.storm
+@pytest.mark.long
 def test_a_link_that_carries_less_as_ever_is_no_reason() -> None:
     pod = Pod()
     pod.rx[PORT] *= 0.4  # a stage of the pipeline that receives less

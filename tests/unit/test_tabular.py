@@ -262,7 +262,7 @@ def test_biohpc(recording: Callable[[str], Path]) -> None:
     assert [r.value for r in samples[-1][1][:5]] == [73.3075, 75.78, 37.0, 0.0075, 0.0]
 
 
-@pytest.mark.storm
+@pytest.mark.long
 @pytest.mark.slow
 def test_helios_sum(recording: Callable[[str], Path]) -> None:
     paths = sorted(recording("gpu-demand-helios-earth").glob("*/cluster_sequence_vc.csv.xz"))

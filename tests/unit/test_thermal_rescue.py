@@ -15,7 +15,7 @@ from tests.support.sampled_cases import sampled
 from twin.catalogue import NS
 from twin.telemetry import AuthorityChanged, Held, JobStarted, OperatorRequest
 
-STORM = pytest.mark.storm
+LONG = pytest.mark.long
 
 CAP, POWER, SERVICE, SAVE = (
     "gpu.power_cap_w",
@@ -109,7 +109,7 @@ def late_power(second: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "read",
     [
-        pytest.param(warming(0.5, 83.0, 5), id="one GPU alone", marks=STORM),
+        pytest.param(warming(0.5, 83.0, 5), id="one GPU alone", marks=LONG),
         pytest.param(lambda s: CAPPED | {"rack.flow_lpm": [0.0, 96.0]}, id="a flow meter alone"),
         pytest.param(warming(-0.1, 90.0, 0, 1, 2), id="hot but cooling"),
         pytest.param(warming(0.0, 88.0, 0, 1, 2), id="hot and steady"),
@@ -176,17 +176,17 @@ def sway(second: int) -> dict[str, Any]:
     [
         pytest.param(sway, id="steady and hot"),
         pytest.param(lambda s: CAPPED | STARVED | {"gpu.temp_c": 88.0 + (s > 40) + (s > 200)}, id="steps"),
-        pytest.param(creeping(0.06, 83.0, 5, flow_lpm=[5.0, 96.0]), id="one GPU alone", marks=STORM),
+        pytest.param(creeping(0.06, 83.0, 5, flow_lpm=[5.0, 96.0]), id="one GPU alone", marks=LONG),
         pytest.param(creeping(0.06, 60.0, 0, 1, 2, 3, flow_lpm=[5.0, 96.0]), id="cool"),
         pytest.param(
             lambda s: warming(0.06, 83.0, 80, 81)(s) | {"rack.flow_lpm": [5.0, 96.0]},
-            id="another rack", marks=STORM,
+            id="another rack", marks=LONG,
         ),
         pytest.param(
             lambda s: {
                 k: v for k, v in creeping(0.06, 83.0, 0, 1, 2)(s).items() if s < 2 or k != "rack.flow_lpm"
             },
-            id="a flow meter that is silent", marks=STORM,
+            id="a flow meter that is silent", marks=LONG,
         ),
     ],
 )  # fmt: skip
