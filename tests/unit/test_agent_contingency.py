@@ -313,3 +313,20 @@ def test_after_a_restart_running_leases_are_set_again_where_a_driver_forgot_them
     assert [again.devices.get(k) for k in (K0, K1)] == [400, 1200]
     again.step(at(30))
     assert [again.devices.get(k) for k in (K0, K1)] == [600, 1200]
+
+
+def test_a_gpu_that_comes_back_under_a_ceiling_gets_its_own_cap_back() -> None:
+    devices, store = SimulatedDevices(2), MemoryStore()
+    node = a_node(store, devices)
+    node.arm(plan(), T0)
+    devices.lost = {0}
+    node.watch.inputs({"psu1": False})
+    node.step(at(1))
+    devices.lost = set()  # reset, with its default cap
+    node.step(at(2))
+    assert [devices.get(k) for k in (K0, K1)] == [450, 500]
+    again = a_node(store, devices)
+    again.watch.inputs({"psu1": True})
+    again.step(at(3))
+    again.step(at(14))
+    assert [devices.get(k) for k in (K0, K1)] == [1200, 1200]

@@ -246,6 +246,10 @@ class Reading:
         if len(self.faults) >= self.wanted:
             self.enough.set()
 
+    def wants(self, count: int) -> None:
+        self.wanted = count
+        self.enough.clear()
+
     def say(self, text: str) -> None:
         self.said.append(text)
         self.spoke.set()
@@ -288,3 +292,39 @@ def test_a_log_that_cannot_be_read_is_said_once(tmp_path: Path) -> None:
     reading.log.stop()
     assert len(reading.said) == 1
     assert "cannot be read" in reading.said[0]
+
+
+def test_a_log_that_is_rotated_is_followed(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    file.write_text(LINE)
+    reading = Reading(file, 1)
+    reading.log.start()
+    assert reading.enough.wait(10)
+    reading.wants(3)
+    file.rename(tmp_path / "log.1")
+    with open(tmp_path / "log.1", "a") as late:
+        late.write("noise\n" + LINE)
+    file.write_text("noise and more\n" + LINE)
+    assert reading.enough.wait(10)
+    reading.wants(4)
+    file.write_text("cut\n" + LINE)
+    assert reading.enough.wait(10)
+    reading.log.stop()
+    assert len({f.id for f in reading.faults}) == 4
+
+
+def test_every_line_that_the_journal_writes_at_once_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "journalctl"
+    lines = [json.dumps({"MESSAGE": f"NVRM: Xid (PCI:0000:0{i}:00): 79, gone",
+                         "__MONOTONIC_TIMESTAMP": str(2**60 + i)}) for i in (1, 2, 3)]  # fmt: skip
+    program.write_text("#!/bin/sh\ncat <<'X'\n" + "\n".join(lines) + "\nX\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    reading = Reading(Path("journal"), 3)
+    reading.log.start()
+    told = reading.enough.wait(3)
+    reading.log.stop()
+    assert told
+    assert [f.name for f in reading.faults] == ["gpu0", "gpu1", "gpu2"]

@@ -9,10 +9,14 @@ from typing import Any
 
 import pynvml
 import pytest
+from racktwin_agent.clock import NS, Instant
 from racktwin_agent.devices import GPU_CAP, GPU_LOCK, NODE_CAP, DeviceError, Key, settings, short_bus_id
 from racktwin_agent.kernel_log import Fault
+from racktwin_agent.leases import LeaseBook
 from racktwin_agent.nvml import QUERIES, NvmlDevices
 from racktwin_agent.publish import sample_of
+from racktwin_agent.settings import Settings
+from racktwin_agent.wire import Order, Request
 from racktwin_agent.xid_events import XidEvents
 
 from connectors.agents import ItDecoder
@@ -85,7 +89,7 @@ class FakeNvml:
         return answer
 
     def nvmlDeviceGetPciInfo(self, device: str) -> Any:
-        return SimpleNamespace(busId=device)
+        return SimpleNamespace(busId=self._answer("nvmlDeviceGetPciInfo", device, device))
 
     def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:
         clock = self.clock_mhz[device] if kind == pynvml.NVML_CLOCK_SM else 2619
@@ -357,3 +361,58 @@ def test_the_temperature_of_the_shutdown_is_a_threshold_or_a_margin() -> None:
     nvml.errors[A] = pynvml.NVML_ERROR_GPU_IS_LOST
     assert devices.sample(2).shutdown_c == [95.0]
     assert "shutdown_c" not in devices.sample(2).gpu
+
+
+def test_the_xids_of_a_gpu_that_no_longer_answers_are_told_too() -> None:
+    nvml = FakeNvml(A, B)
+    nvml.errors[("nvmlDeviceGetPciInfo", "gone")] = pynvml.NVML_ERROR_GPU_IS_LOST
+    nvml.events += [SimpleNamespace(device=B, eventData=48), SimpleNamespace(device="gone", eventData=79)]
+    got: list[Fault] = []
+    seen = threading.Event()
+
+    def give(fault: Fault) -> None:
+        got.append(fault)
+        if len(got) == 2:
+            seen.set()
+
+    events = XidEvents(NvmlDevices(nvml=nvml), "boot", give, lambda text: None)
+    events.start()
+    assert seen.wait(10)
+    events.stop()
+    assert [(f.table, f.name, f.code) for f in got] == [("node", "", 79), ("gpu", "gpu1", 48)]
+
+
+def test_a_lock_whose_lease_ended_while_no_agent_ran_is_removed() -> None:
+    nvml = FakeNvml(A)
+    at = Instant(10**18, 10**12)
+    book = LeaseBook(Settings(NvmlDevices(nvml=nvml)))
+    span_ns = 30 * NS
+    body = Request(GPU_LOCK, "p", 3, at.wall_ns, at.wall_ns + span_ns, False, False, "why", {})
+    assert [a.state for a in book.take(body, [Order("gpu0", 0, 1, 345.0, 1980.0)], at)] == ["done"]
+    assert nvml.clock_mhz[A] == 345
+    later = Instant(at.wall_ns + 2 * span_ns, at.boot_ns + 2 * span_ns)
+    again = LeaseBook(Settings(NvmlDevices(nvml=nvml)))  # knows of no lock, and NVML tells of none
+    again.restore(book.dump(), later, same_boot=True)
+    assert again.reassert(later) == []
+    again.lapse(later)
+    assert nvml.clock_mhz[A] == 1980
+
+
+def test_a_gpu_that_another_thread_finds_lost_keeps_its_features() -> None:
+    nvml = FakeNvml(A)
+    devices = NvmlDevices(nvml=nvml)
+    gpu = devices._gpus[0]
+
+    nvml.errors[("nvmlDeviceGetTemperature", None)] = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    ask = devices._is_there
+
+    def lost_after(gpu: Any) -> bool:
+        there = ask(gpu)
+        gpu.handle = None  # by a command, on the other thread
+        return there
+
+    devices._is_there = lost_after  # type: ignore[method-assign]
+    assert devices.sample(1).gpu.get("temp_c") is None
+    devices._is_there = ask  # type: ignore[method-assign]
+    gpu.retry_s = 0.0
+    assert devices.sample(2).gpu["temp_c"] == [61.0]

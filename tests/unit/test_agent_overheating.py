@@ -341,3 +341,31 @@ def test_an_agent_that_restarts_while_gpus_overheat_keeps_their_caps() -> None:
     assert again.caps == [200.0] * 4
     again.run(5)
     assert again.caps == [1200.0] * 4
+
+
+@pytest.mark.parametrize("gone_s", [1, 20])
+def test_gpus_that_cannot_be_read_for_a_while_are_not_taken_to_be_cool(gone_s: int) -> None:
+    rack = Watched(programs={})
+    rack.run(30)
+    rack.devices.flow_pu = 0.0
+    rack.run(60, lambda: rack.overheats)
+    steady = {"temp_c": [86.0] * 4, "clock_event_bits": [0] * 4}
+    rack.bend = lambda sample: replace(sample, gpu={**sample.gpu, **steady})
+    rack.run(10)
+    rack.bend = lambda sample: replace(sample, gpu={"power_w": sample.gpu["power_w"]})
+    rack.run(gone_s)
+    rack.bend = lambda sample: replace(sample, gpu={**sample.gpu, **steady})
+    rack.run(round(HEAT_HOLD_S) + 10)
+    assert rack.overheats, "86 C is not 5 K below the guard of 85 C"
+    assert rack.caps == [200.0] * 4
+
+
+def test_a_gpu_that_is_never_read_again_does_not_hold_the_caps_for_ever() -> None:
+    rack = Watched(programs={})
+    rack.run(30)
+    rack.devices.flow_pu = 0.0
+    rack.run(60, lambda: rack.overheats)
+    rack.devices.flow_pu = 1.0
+    rack.devices.lost = {0}
+    rack.run(round(2 * HEAT_HOLD_S) + 60)
+    assert not rack.overheats

@@ -13,6 +13,7 @@ import math
 import os
 import re
 import select
+import stat
 import subprocess
 import threading
 import time
@@ -26,6 +27,7 @@ from racktwin_agent.clock import NS, current_instant
 from racktwin_agent.devices import Devices, short_bus_id
 
 MAX_LINE = 8192
+MAX_ENTRY = 65_536  # of the journal, in JSON
 MAX_AGE_S = 3600.0  # older lines of the ring buffer are history, not news
 MAX_PER_MINUTE = 600
 SAME_S, MAX_SAME = 1.0, 256  # lines so close are one event; devices, codes and links remembered
@@ -173,7 +175,7 @@ class KernelLog:
                 if (text := f"{self.source}: cannot be read: {error}") != told:
                     told = text
                     self.say(f"{text}; trying again")
-            self._stop.wait(5.0)
+                self._stop.wait(5.0)
 
     def _pass_on(self, record: Record) -> None:
         fault = read_fault(record, self.boot, self.devices, current_instant().wall_ns)
@@ -207,6 +209,8 @@ class KernelLog:
                     self.say("records of the kernel's log were overwritten before they were read")
                     continue
                 if not data:
+                    if not is_device and self._rotated(fd):
+                        return
                     self._wait(fd, is_device)
                     continue
                 *lines, rest = (rest + data).split(b"\n")
@@ -218,6 +222,19 @@ class KernelLog:
                         yield record
         finally:
             os.close(fd)
+
+    def _rotated(self, fd: int) -> bool:
+        """Return True once lines are written to another file of this name, or the file was cut."""
+        ours = os.fstat(fd)
+        if not stat.S_ISREG(ours.st_mode):
+            return False
+        try:
+            named = os.stat(self.source)
+        except FileNotFoundError:
+            return False  # renamed, and not created anew so far
+        if os.path.samestat(ours, named):
+            return ours.st_size < os.lseek(fd, 0, os.SEEK_CUR)
+        return named.st_size > 0
 
     def _wait(self, fd: int, is_device: bool) -> None:
         if is_device:
@@ -238,17 +255,22 @@ class KernelLog:
         command = ["journalctl", "-k", "-f", "-n", "1000", "-o", "json", "--no-pager"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
             assert child.stdout is not None
+            rest = b""
             try:
                 while not self._stop.is_set():
                     ready, _, _ = select.select([child.stdout], [], [], 0.5)
                     if not ready:
                         continue
-                    raw = child.stdout.readline(65_536)
-                    if not raw:
+                    # Not readline(): what it buffers is invisible to select(), so lines would wait for others
+                    data = os.read(child.stdout.fileno(), MAX_ENTRY)
+                    if not data:
                         raise ValueError("journalctl ended")
-                    record = _journal_record(raw)
-                    if record is not None:
-                        yield record
+                    *lines, rest = (rest + data).split(b"\n")
+                    rest = rest[-MAX_ENTRY:]
+                    for raw in lines:
+                        record = _journal_record(raw)
+                        if record is not None:
+                            yield record
             finally:
                 child.terminate()
 

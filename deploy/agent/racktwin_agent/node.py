@@ -187,9 +187,10 @@ class Node:
         if change is not None:
             out += self._change(change, at)
         out += self._rescue(at)
+        waiting = len(self.settings.held)
         for text in self.settings.enforce():
             self.say_once(f"contingency cap not in force: {text}")
-        if self.book.counts["lapsed"] != before or change is not None:
+        if self.book.counts["lapsed"] != before or change is not None or len(self.settings.held) != waiting:
             self._try_save(change is not None)
             out += self._echo(self.controls)
         if at.boot_ns - self._status_ns >= STATUS_EVERY_S * NS:

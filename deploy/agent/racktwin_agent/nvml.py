@@ -183,9 +183,11 @@ class NvmlDevices:
     def _ask(self, gpu: _Gpu, name: str, query: Callable[[Any, Any], Number]) -> Number:
         if name in gpu.lacks or not self._is_there(gpu):
             return None
-        nvml = self.nvml
+        nvml, handle = self.nvml, gpu.handle
+        if handle is None:  # lost meanwhile, by word of the other thread: no missing feature
+            return None
         try:
-            value = query(nvml, gpu.handle)
+            value = query(nvml, handle)
         except nvml.NVMLError as error:
             code = getattr(error, "value", None)
             if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):

@@ -31,6 +31,7 @@ RESOLUTION_K = 1.0  # of the sensor, source: NVML, whole degrees
 LEAST_RISE_K = 2.0  # below, it may be the resolution
 WITNESSES = 2
 COOLER_K = 5.0  # so far below the guard it is over
+UNREAD_S = 60.0  # so long a GPU that was hot and cannot be read counts as hot; then it is dead
 MARGIN_K = 2.0  # below the temperature of the shutdown: errors of the sensor, and what it rises meanwhile
 # Until the first GPU shuts itself down; source: as the policy thermal_guard has them
 STOP_LEAD_S, OFF_LEAD_S = 45.0, 8.0
@@ -46,7 +47,7 @@ class Overheating:
     _samples: list[tuple[int, Column]] = field(default_factory=list)  # since boot, temperatures
     _inlet: list[float] = field(default_factory=list)  # of the same samples
     _shutdown_c: Column = field(default_factory=list)
-    _hot: set[int] = field(default_factory=set)  # GPUs that began it
+    _hot: dict[int, int] = field(default_factory=dict)  # GPUs that began it: last read as hot, since boot
 
     def take(self, sample: Sample, at: Instant) -> None:
         """Add a sample, and evaluate it."""
@@ -70,10 +71,15 @@ class Overheating:
         rising = {i: rate for i, rate in self._rising(SAMPLES).items() if rate >= RATE_K_PER_S} | surging
         hot = rising.keys() | slowed
         if hot and len(rising) + len(slowed) + self._inlet_rises() >= WITNESSES:
-            self._hot |= hot
+            self._hot |= dict.fromkeys(hot, at.boot_ns)
             self.evidence = self._words(rising, slowed)
         cooler_c = self.guard_c - COOLER_K
-        self._hot = {i for i in self._hot if _number(temps, i) >= cooler_c or i in surging}
+        for gpu, hot_ns in list(self._hot.items()):
+            temp_c = _number(temps, gpu)
+            if temp_c >= cooler_c or gpu in surging:
+                self._hot[gpu] = at.boot_ns
+            elif temp_c > UNKNOWN or at.boot_ns - hot_ns > UNREAD_S * NS:
+                del self._hot[gpu]
         self.evidence = self.evidence if self._hot else ""
 
     def _words(self, rising: dict[int, float], slowed: set[int]) -> str:

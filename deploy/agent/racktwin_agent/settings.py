@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from racktwin_agent.devices import DeviceError, Devices, Key
+from racktwin_agent.devices import GPU_LOCK, DeviceError, Devices, Key
 from racktwin_agent.power import NODE_POWER, Power
 from racktwin_agent.stored import number, text
 
@@ -23,6 +23,7 @@ class Settings:
         self.devices, self.power = devices, power or Power()
         self.ceilings: dict[Key, float] = {}
         self.held: dict[Key, float] = {}
+        self._locks: set[Key] = set()  # clock locks that this run set or removed
 
     def of(self, key: Key) -> Devices | Power:
         """Return the owner of a setting."""
@@ -69,6 +70,7 @@ class Settings:
         for key, ceiling in self.ceilings.items():
             found = self.devices.get(key)
             if found is not None and found > ceiling + TOLERANCE:
+                self.held.setdefault(key, found)  # it could not be read when the ceiling came
                 try:
                     self.devices.set(key, ceiling)
                 except DeviceError as error:
@@ -93,8 +95,12 @@ class Settings:
 
     def _set(self, key: Key, value: float) -> None:
         found = self.of(key).get(key)
-        if found is None or abs(found - value) > TOLERANCE:
+        # A lock that an earlier run set reads as none, so the first value of this run is set in any case.
+        unsure = key.control == GPU_LOCK and key not in self._locks
+        if found is None or unsure or abs(found - value) > TOLERANCE:
             self.of(key).set(key, value)
+            if unsure:
+                self._locks.add(key)
 
     def dump(self) -> dict[str, Any]:
         """Return the state that a restart needs: ceilings in force, and the values behind them."""

@@ -62,7 +62,10 @@ class XidEvents:
     def _fault(self, event: Any) -> Fault:
         nvml = self.devices.nvml
         code = int(event.eventData)
-        raw = nvml.nvmlDeviceGetPciInfo(event.device).busId
+        try:
+            raw = nvml.nvmlDeviceGetPciInfo(event.device).busId
+        except nvml.NVMLError:
+            raw = "an unknown address"  # a GPU that fell off the bus no longer tells it
         bus_id = raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw)
         gpu = self.devices.gpu_at(bus_id)
         name = "" if gpu is None else f"gpu{gpu}"
