@@ -121,7 +121,7 @@ def until(live: Runtime, for_s: float | None, instant_ns: int | None, needed: bo
         if not 0 < for_s <= MAX_FOR_S:
             raise Refused(400, f"for_s: expected seconds from 0 to {MAX_FOR_S:g}, got {for_s:g}")
         return live.engine.state.now_ns + round(for_s * NS)
-    if instant_ns is None and needed:
+    if not instant_ns and needed:  # 0 would be no end
         raise Refused(400, "for_s: missing; expected a duration in seconds")
     if instant_ns is not None and not 0 <= instant_ns < 2**63:
         raise Refused(400, f"expected an instant in ns since 1970, got {instant_ns}")
