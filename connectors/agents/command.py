@@ -215,6 +215,8 @@ class ResultDecoder:
     def __init__(self, site: Site, integration: str | None = None, epoch: int | None = None) -> None:
         self.site, self.integration, self.epoch = site, integration, epoch
         self._allowance = Allowance("answers", ANSWER_BURST, ANSWER_PER_S)
+        self._gone_ns: dict[str, int] = {}  # when the last will of an agent came
+        self._behind_ns: dict[str, int] = {}  # by how much the clock of its node is behind ours
         self._result, self._status = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Status)
 
     def decode(self, message: Message) -> list[CommandAcked | Reading] | Ignored:
@@ -294,9 +296,22 @@ class ResultDecoder:
             raise BadMessage(f"not an agent state: {str(error)[:200]}") from error
         _check_sender(status.sender, path)
         signal = TABLES["node"].by_name["agent_state"]
-        # A last will bears the time of the connection that it ends; it is news when it arrives.
-        t_ns = message.t_ns if status.state == "offline" else min(status.t_ns, message.t_ns)
+        name, t_ns = self.site.name("node", node), message.t_ns
+        if status.state == "offline":
+            # A last will bears the time of the connection that it ends; it is news when it arrives.
+            self._gone_ns[name] = t_ns
+        else:
+            t_ns = self._online_ns(name, status.t_ns, message.t_ns)
         return [Reading("node", node, "agent_state", float(signal.states.index(status.state)), t_ns)]
+
+    def _online_ns(self, name: str, told_ns: int, arrived_ns: int) -> int:
+        """Return when an agent was online, by our clock. A retained state may be old; one that comes behind
+        a last will is newer than that, whatever the clock of its node shows."""
+        behind_ns = max(min(self._behind_ns.get(name, 0), arrived_ns - told_ns), 0)
+        if told_ns + behind_ns <= self._gone_ns.get(name, 0):
+            behind_ns = arrived_ns - told_ns
+        self._behind_ns[name] = behind_ns
+        return min(told_ns + behind_ns, arrived_ns)
 
 
 def _check_sender(sender: str | None, path: str) -> None:

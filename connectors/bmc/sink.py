@@ -72,6 +72,7 @@ class BmcSink:
         self._site, self._fleet, self._left_to_others = site, fleet, left_to_others
         self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
         self._orders: dict[Key, CapOrder] = {}  # no more than there are caps
+        self._found: dict[Key, float] = {}  # caps as they were before we set them, W
         self._due: dict[str, dict[Key, None]] = {}  # BMC -> caps with something to do
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._away: dict[str, str] = {}  # BMCs that do not carry out what they should, and why
@@ -133,7 +134,7 @@ class BmcSink:
                 continue
             if self._left_to_others(key):
                 self.counts["left_to_others"] += 1
-                self._drop(key)
+                self._hand_over(key, bmc)
                 continue
             order = CapOrder(
                 row.epoch,
@@ -152,6 +153,17 @@ class BmcSink:
                 self._stuck.pop(key, None)
                 self._due.setdefault(bmc.name, {})[key] = None
                 self._next_end_ns = min(self._next_end_ns, order.expires_ns)
+
+    def _hand_over(self, key: Key, bmc: Bmc) -> None:
+        """Give back a cap that others set from now on: theirs could not rise above what a BMC keeps."""
+        order, found_w = self._orders.get(key), self._found.pop(key, None)
+        if order is None or found_w is None:
+            if order is None or not order.lapsing:
+                self._drop(key)
+            return
+        order.value, order.final, order.lapsing = found_w, True, True
+        order.phase, order.sent_s = "waiting", -1e9
+        self._due.setdefault(bmc.name, {})[key] = None
 
     def _is_news(self, order: CapOrder) -> bool:
         """Return True if there is work; a renewal of an applied order only moves the end of its lease."""
@@ -188,6 +200,7 @@ class BmcSink:
             return
         if not self._may_act():
             self._orders.clear()
+            self._found.clear()
             self._due.clear()
             self._stuck.clear()
             return
@@ -290,6 +303,7 @@ class BmcSink:
             except Changed as error:
                 order.why = str(error)
                 continue
+            self._found.setdefault(order.cap, cap.limit_w)
             self.counts["set"] += 1
             order.sent_s = time.monotonic()
             cap = await self._read(bmc, order.cap)
@@ -334,6 +348,8 @@ class BmcSink:
             order.why = self._stuck[order.cap] = why
             return
         self._stuck.pop(order.cap, None)
+        if order.final and state == "done":
+            self._found.pop(order.cap, None)
         order.phase = state
         self._tell(order, state, why)
 
@@ -346,6 +362,7 @@ class BmcSink:
 
     def _drop(self, key: Key) -> None:
         self._orders.pop(key, None)
+        self._found.pop(key, None)
         self._stuck.pop(key, None)
 
     def _name(self, key: Key) -> str:

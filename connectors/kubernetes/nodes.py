@@ -234,6 +234,7 @@ class Hosts:
         self._names = expand_names(dict(node_names or {}), "$.kubernetes.node_names")
         self._entities: dict[str, int] = {}
         self._hosts: dict[int, str] = {}
+        self._others: dict[int, dict[str, None]] = {}  # hosts of an entity that has one already
         self.listed = False
         self.strangers: dict[str, None] = {}  # the caller clears it
         self.faults: list[str] = []  # likewise
@@ -261,7 +262,7 @@ class Hosts:
 
     def take(self, hosts: Iterable[str]) -> None:
         """Take the complete list of the cluster's nodes."""
-        self._hosts = {}
+        self._hosts, self._others = {}, {}
         for host in hosts:
             self.add(host)
         self.listed = True
@@ -269,13 +270,23 @@ class Hosts:
     def add(self, host: str) -> None:
         """Add a node of the cluster. If two match the same entity, the first one counts."""
         entity = self.entity_of(host)
-        if entity is not None and self._hosts.setdefault(entity, host) != host and len(self.faults) < 100:
+        if entity is None or self._hosts.setdefault(entity, host) == host:
+            return
+        self._others.setdefault(entity, {})[host] = None
+        if len(self.faults) < 100:
             self.faults.append(
                 f"{host} and {self._hosts[entity]} are both {self.name(entity)}; see kubernetes.node_names"
             )
 
     def remove(self, host: str) -> None:
-        """Remove a node."""
+        """Remove a node; another one of the same entity takes its place."""
         entity = self.entity_of(host)
-        if entity is not None and self._hosts.get(entity) == host:
+        if entity is None:
+            return
+        others = self._others.get(entity, {})
+        others.pop(host, None)
+        if self._hosts.get(entity) == host:
             del self._hosts[entity]
+            if others:
+                self._hosts[entity] = next(iter(others))
+                del others[self._hosts[entity]]

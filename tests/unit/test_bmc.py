@@ -37,7 +37,7 @@ class Stub:
 
     async def put(self, cap: Cap, value_w: float, final: bool) -> None:
         self.puts += 1
-        self.has = cap._replace(limit_w=value_w)
+        self.has = cap._replace(limit_w=value_w, free=False)
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -153,5 +153,31 @@ def test_commands_for_nodes_without_a_bmc_are_not_ours_to_answer() -> None:
             assert await mine.answer(0) == ("done", "")
             assert len(mine.answers()) == 1
         assert isinstance(mine.sink, BmcSink)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("free", [False, True])
+def test_a_cap_that_an_agent_takes_over_is_given_back(free: bool) -> None:
+    """An agent that comes back could not raise its GPU above the cap that its BMC keeps."""
+
+    async def run() -> None:
+        stub, theirs = Stub(0), set[Key]()
+        stub.has = stub.has._replace(limit_w=1200.0 if free else 900.0, free=free)
+        fleet = Fleet([stub], 1)
+        left = lambda key: "the node's agent carries it out" if key in theirs else ""  # noqa: E731
+        async with Driven(site_of(two_racks()), fleet, left=left) as mine:
+            batch = await mine.command({0: 300.0})
+            assert await mine.answer(0) == ("done", "")
+            assert stub.has.limit_w == 300.0
+            theirs.add(Key(GPU_CAP, 0))
+            await mine.again(batch)
+            await mine.until(lambda: stub.has.limit_w > 300.0)
+            await mine.again(batch)
+            assert stub.has.limit_w == (1200.0 if free else 900.0), "as it was found"
+            assert len(mine.answers()) == 1, "the agent answers"
+            theirs.clear()
+            await mine.again(batch)
+            await mine.until(lambda: stub.has.limit_w == 300.0)
 
     asyncio.run(run())

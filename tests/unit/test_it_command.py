@@ -214,6 +214,26 @@ def test_answers_from_places_and_for_controls_that_are_none() -> None:
         assert isinstance(decoder.decode(Message(T, topic, b"{}")), Ignored)
 
 
+def test_an_agent_whose_clock_is_behind_is_online_once_it_says_so_after_its_will() -> None:
+    decoder, behind_ns, node = ResultDecoder(SITE), 3600 * NS, "lab/h/r1/node1"
+
+    def told(state: str, t_ns: int) -> Reading:
+        out = status_of(node, state, t_ns - behind_ns, 3, "none")
+        (reading,) = decoder.decode(Message(t_ns, out.topic, out.payload))  # type: ignore[misc]
+        assert isinstance(reading, Reading)
+        return reading
+
+    assert told("online", T).t_ns == T - behind_ns  # it may be retained, and as old as that
+    gone = told("offline", T + NS)
+    back = told("online", T + 2 * NS)
+    assert gone.t_ns < back.t_ns == T + 2 * NS, "what comes later is no older"
+    assert told("online", T + 62 * NS).t_ns == T + 62 * NS, "nor does it grow stale"
+    retained = status_of(node, "online", T + 62 * NS - behind_ns, 3, "none")  # heard again a minute later
+    (again,) = decoder.decode(Message(T + 122 * NS, retained.topic, retained.payload))  # type: ignore[misc]
+    assert isinstance(again, Reading)
+    assert again.t_ns == T + 62 * NS
+
+
 def test_the_state_of_an_agent_is_a_reading() -> None:
     decoder = ResultDecoder(SITE)
     out = status_of("lab/h/r1/node1", "online", T - NS, 3, "armed")

@@ -242,6 +242,19 @@ def test_hosts() -> None:
     assert hosts.host_of(0) is None
 
 
+def test_a_host_that_takes_the_place_of_another_is_found_once_that_is_gone() -> None:
+    hosts = Hosts(site_of(two_racks()), {"old": "r1/node0", "new": "r1/node0"})
+    hosts.take(["old"])
+    hosts.add("new")
+    assert hosts.host_of(0) == "old"
+    hosts.remove("old")
+    assert hosts.host_of(0) == "new"
+    hosts.add("old")
+    hosts.remove("old")
+    hosts.remove("new")
+    assert hosts.host_of(0) is None
+
+
 def test_commands_are_named_as_acknowledged() -> None:
     wanted = plan(node(tree()), NodeCommand(1, 3, 12, ""))
     assert wanted.patch is not None
