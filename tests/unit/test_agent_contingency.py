@@ -330,3 +330,37 @@ def test_a_gpu_that_comes_back_under_a_ceiling_gets_its_own_cap_back() -> None:
     again.step(at(3))
     again.step(at(14))
     assert [devices.get(k) for k in (K0, K1)] == [1200, 1200]
+
+
+def test_a_cap_that_a_device_refuses_when_it_is_given_back_is_given_later() -> None:
+    devices, store = SimulatedDevices(2), MemoryStore()
+    node = a_node(store, devices)
+    node.arm(plan(), T0)
+    node.watch.inputs({"psu1": False})
+    node.step(at(1))
+    node.watch.inputs({"psu1": True})
+    node.step(at(2))
+    devices.refuses = True  # for a moment, as a driver does under load
+    node.step(at(13))
+    assert node.contingency.state == "armed"
+    assert [devices.get(k) for k in (K0, K1)] == [450, 500]
+    again = a_node(store, devices)
+    again.step(at(14))
+    devices.refuses = False
+    again.step(at(15))
+    assert [devices.get(k) for k in (K0, K1)] == [1200, 1200]
+    devices.set(K0, 700)  # by somebody else's hand
+    again.step(at(16))
+    assert devices.get(K0) == 700
+
+
+def test_a_command_takes_the_place_of_a_cap_that_waits_to_be_given_back() -> None:
+    devices = SimulatedDevices(2)
+    settings = Settings(devices)
+    settings.lower({K0: 450})
+    devices.refuses = True
+    assert len(settings.release()) == 1
+    devices.refuses = False
+    assert settings.put(K0, 300)
+    assert settings.enforce() == []
+    assert devices.get(K0) == 300

@@ -189,7 +189,7 @@ class Node:
         out += self._rescue(at)
         waiting = len(self.settings.held)
         for text in self.settings.enforce():
-            self.say_once(f"contingency cap not in force: {text}")
+            self.say_once(f"contingency cap not in force, or not given back: {text}")
         if self.book.counts["lapsed"] != before or change is not None or len(self.settings.held) != waiting:
             self._try_save(change is not None)
             out += self._echo(self.controls)

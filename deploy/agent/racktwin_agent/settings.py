@@ -17,7 +17,8 @@ TOLERANCE = 0.5  # a setting this close is the same: devices round to what they 
 
 
 class Settings:
-    """The settings of one node. `held`: the value that each device under a ceiling would otherwise have."""
+    """The settings of one node. `held`: the value that each device under a ceiling would otherwise have, and
+    that a device without a ceiling has not taken back yet."""
 
     def __init__(self, devices: Devices, power: Power | None = None) -> None:
         self.devices, self.power = devices, power or Power()
@@ -33,6 +34,7 @@ class Settings:
         """Set a device within its ceiling; returns False if the value waits. Raises DeviceError."""
         ceiling = self.ceilings.get(key)
         if ceiling is None:
+            self.held.pop(key, None)
             self._set(key, value)
             return True
         self.held[key] = value
@@ -64,9 +66,9 @@ class Settings:
         return failed
 
     def enforce(self) -> list[str]:
-        """Lower settings that exceed their ceiling again, after a failure or a change by others; returns
-        the failures."""
-        failed = []
+        """Lower settings that exceed their ceiling again, after a failure or a change by others, and give
+        back what could not be given back so far; returns the failures."""
+        failed = self._give_back([key for key in self.held if key not in self.ceilings])
         for key, ceiling in self.ceilings.items():
             found = self.devices.get(key)
             if found is not None and found > ceiling + TOLERANCE:
@@ -84,13 +86,15 @@ class Settings:
     def _give_back(self, keys: list[Key]) -> list[str]:
         failed = []
         for key in keys:
-            del self.ceilings[key]
+            self.ceilings.pop(key, None)
             wanted = self.held.pop(key, None)
+            if wanted is None:
+                continue
             try:
-                if wanted is not None:
-                    self._set(key, wanted)
+                self._set(key, wanted)
             except DeviceError as error:
                 failed.append(str(error))
+                self.held[key] = wanted  # tried again
         return failed
 
     def _set(self, key: Key, value: float) -> None:
