@@ -340,3 +340,11 @@ def test_the_record_holds_what_a_ticket_needs(tmp_path: Path) -> None:
         assert (await pod.ask("GET", paths_of("r9/node3")["rma"]))[0] == 404
 
     serve(tmp_path, check, more=[policy])
+
+
+def test_a_site_without_nodes_says_so(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        status, tree = await pod.ask("GET", "/api/v1/nodes/lab/h/rma")
+        assert (status, "this site has no nodes" in tree["error"]) == (404, True)
+
+    serve(tmp_path, check, tree={"site": "lab", "halls": [{"name": "h"}]})

@@ -59,17 +59,16 @@ def node_of(live: Runtime, name: str) -> int:
     node = site.entity("node", name.rstrip("/"))
     if node is not None:
         return node
+    first = site.name("node", 0) if site.sizes["node"] else "none: this site has no nodes"
     for table in ("gpu", "rack", "hall", "cdu", "switch"):
         if site.entity(table, name.rstrip("/")) is not None:
             article = "a GPU" if table == "gpu" else "a CDU" if table == "cdu" else f"a {table}"
-            raise Refused(404, f"{clean(name, 120)} is {article}; expected a node, such as "
-                               f"{site.name('node', 0)}")  # fmt: skip
+            raise Refused(404, f"{clean(name, 120)} is {article}; expected a node, such as {first}")
     # A local name that is not unique, such as node3: the first racks that have one
     there = (
         n for rack in site.names["rack"] if site.entity("node", n := f"{rack}/{name.rstrip('/')}") is not None
     )
     alike = list(islice(there, MAX_ALIKE)) or near(live, name)
-    first = site.name("node", 0) if site.sizes["node"] else "none: this site has no nodes"
     hint = f"; did you mean {', '.join(alike)}?" if alike else f"; expected such as {first}"
     raise Refused(404, f"no node {clean(name, 120)} on this site{hint}")
 
