@@ -80,7 +80,7 @@ def prepare(area: str, folder: Path) -> None:
         "source_paths": CODE,
         "only_mutate": [f"{head}{name}.py" for name in rest.removesuffix("}").split(",")],
         "also_copy": ALSO,
-        "pytest_add_cli_args": ("-p", "no:cacheprovider", "-q"),
+        "pytest_add_cli_args": ("-p", "no:cacheprovider", "-q", "-m", "not storm and not evaluation"),
         "pytest_add_cli_args_test_selection": [
             f"tests/{'property' if name.endswith('_props') else 'unit'}/test_{name}.py"
             for name in names.split()
