@@ -28,7 +28,7 @@ class JobClaim:
     """GPUs that equal jobs hold or request, together; `limit_s` is of each of them.
 
     `queues`: those in which it may start. `tenants`: names of its owner, of which the first that the site has
-    counts. `priorities`: names of its class of priority, likewise; without one, `priority` tells.
+    counts. `priorities`: names of its class of priority, likewise; without one, `priority` applies.
     `since_s`: since when it could have started; `start_s`: when the scheduler expects it to; 0: unknown.
     `hosts`: the nodes that it holds whole where the scheduler counts no GPUs, with the GPUs of each.
     """
@@ -127,7 +127,7 @@ class DemandBook:
         }
         # (least number, row), the highest first, and the row of all others
         self._bands, self._rest = priority_bands(site)
-        self._told: dict[str, _Part] = {}
+        self._part_of: dict[str, _Part] = {}
         # (table, name) that the site file does not list among others; the caller clears it
         self.strangers: dict[tuple[str, str], None] = {}
 
@@ -152,7 +152,7 @@ class DemandBook:
         for claim in claims:
             for key in (("site", 0), *self._scopes(claim)):
                 rows.setdefault(key, DemandTally()).add(claim, now_ns / NS)
-        self._told[part] = _Part(now_ns + round(fresh_s * NS), rows, stock)
+        self._part_of[part] = _Part(now_ns + round(fresh_s * NS), rows, stock)
         return self._readings(now_ns)
 
     def report(self, inlet: Inlet) -> None:
@@ -192,9 +192,9 @@ class DemandBook:
             self.strangers[table, name] = None
 
     def _readings(self, now_ns: int) -> list[Reading]:
-        told = [self._told.get(part) for part in self._parts]
-        whole = all(part is not None and now_ns <= part.until_ns for part in told)
-        known = [part for part in told if part is not None]
+        parts = [self._part_of.get(part) for part in self._parts]
+        whole = all(part is not None and now_ns <= part.until_ns for part in parts)
+        known = [part for part in parts if part is not None]
         rows: dict[tuple[str, int], DemandTally] = {}
         for part in known if whole else ():
             for key, tally in part.rows.items():

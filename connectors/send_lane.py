@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from connectors.backoff import Backoff
 
 RETRY_S, MAX_RETRY_S = 0.5, 15.0
-LOOK_S = 1.0  # between two looks whether something waits that nobody told of
+LOOK_S = 1.0  # between two looks whether something waits without a notification
 CLOSE_S = 1.8
 
 

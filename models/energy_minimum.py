@@ -104,7 +104,7 @@ def _weighed(bins: F64, static_pu: F64) -> tuple[F64, F64, F64]:
     return weight.sum(axis=2), (weight * free).sum(axis=2), (weight * free * GRID).sum(axis=2)
 
 
-def learned(bins: F64) -> Bool:
+def cover_powers(bins: F64) -> Bool:
     """Return True where a job's readings [n, N_BIN, 3] cover different powers [n]."""
     return np.asarray((bins[..., N] >= 0.5).sum(axis=1) >= LEAST_BINS)
 

@@ -11,7 +11,7 @@ import numpy as np
 from twin.catalogue import F64, I64
 
 RESAMPLES = 500
-LEAST_BLOCKS = 2  # fewer blocks tell no interval. source: estimate
+LEAST_BLOCKS = 2  # fewer blocks give no interval. source: estimate
 
 
 def resampled(n: int, length: int, seed: int, resamples: int = RESAMPLES) -> I64:

@@ -2,8 +2,8 @@
 
 The time per unit of progress is a (1 + c x), where x = 1/clock - 1 follows from what the caps of the job's
 GPUs leave of the power that they want (domain.md B). Each reading of progress is set against the mean x since
-the one before; c has a distribution on a grid, and a mean and a band are told where that says something: not
-before caps moved, and not of a job that goes at its own whim. A job that begins in a slot begins afresh.
+the one before; c has a distribution on a grid, and a mean and a band are stated where that says something:
+not before caps moved, and not of a job that goes at its own whim. A job that begins in a slot begins afresh.
 The power at which its work takes the least energy follows from the same readings (`energy_minimum`).
 """
 
@@ -22,8 +22,8 @@ from models.energy_minimum import (
     STATIC_MOST_PU,
     WORTH,
     bin_of,
+    cover_powers,
     fits_of,
-    learned,
     least_energy_pu,
 )
 from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, digest
@@ -39,12 +39,12 @@ CLEAR_PU = 1.05  # of what a GPU wants: a cap beyond does not touch it. source: 
 STATIC_PU = 0.28  # of the highest cap, where a profile does not say: the median of measured sweeps of P100
 WANTS_S = 600.0  # time constant of what a GPU wants, while no cap touches it. source: estimate
 FORGET_S = 6 * 3600.0  # time constant of what was learned: jobs go through phases. source: estimate
-MOVE = 0.02  # of x: a cap has moved. Readings between two moves tell the same thing twice. source: estimate
+MOVE = 0.02  # of x: a cap has moved. Readings between two moves count once. source: estimate
 MOST_SPREAD = 0.1  # of x within one reading, which is then a mixture. source: estimate
-LEAST_HEARD_PU = 0.5  # of a job's GPUs
+LEAST_REPORTING_PU = 0.5  # of a job's GPUs
 GROSS = 4.0  # times the usual scatter: a save or a stop, not a clock; left out. source: estimate
 MOST_ODD = 4.0  # of these in a row: the job goes otherwise now, and all begins afresh. source: estimate
-TELLING = 0.6  # a 90 % band narrower than this says something; knowing nothing it is 0.9 wide
+NARROW_PU = 0.6  # a 90 % band narrower than this says something; knowing nothing it is 0.9 wide
 LOW, HIGH = 0.05, 0.95
 MOST_SETTLED = 100  # jobs whose least energy is worked out in one call; the others wait. source: estimate
 LONGEST_S = 1800.0  # between two readings of progress: beyond, nobody knows what happened. source: estimate
@@ -110,7 +110,7 @@ class PowerCurve:
         fades = np.exp(-max(since_s, 0.0) / FORGET_S)
         self._sums[:, :LAST_X] *= fades
         slots["bins"] *= fades
-        self._hear(view)
+        self._observe(view)
         self._settle(view)
 
     def _meet(self, view: View) -> None:
@@ -140,7 +140,7 @@ class PowerCurve:
         if work is not None:
             power_w[work[site.node_of_gpu]] = np.nan
         most_w = view.envelope(CONTROL).high
-        cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
+        cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices report no cap
         # The highest cap is none: what is lost there cannot be won back
         cap_w = np.where(np.isfinite(cap_w) & (cap_w < AT_MOST_PU * most_w), cap_w, np.inf)
         wants = self._kept["wants_w"]
@@ -158,8 +158,8 @@ class PowerCurve:
         clock = np.maximum(clock_of_share_pu(np.clip(left, 0.0, 1.0), EXPONENT), CLOCK_MIN_PU)
         slower = np.zeros(len(power_w))
         slower[bound] = 1.0 / clock - 1.0
-        heard = held & np.isfinite(wants)
-        return self._of_jobs(view, slower, heard, n_job)
+        reporting = held & np.isfinite(wants)
+        return self._of_jobs(view, slower, reporting, n_job)
 
     @staticmethod
     def _static_w(view: View) -> F64:
@@ -167,20 +167,20 @@ class PowerCurve:
         idle_w = view.site.design.gpu_idle_w[view.site.rack_of_gpu]
         return np.where(np.isfinite(idle_w), idle_w, STATIC_PU * np.nan_to_num(view.envelope(CONTROL).high))
 
-    def _of_jobs(self, view: View, slower: F64, heard: Bool, n_job: int) -> tuple[F64, Bool]:
+    def _of_jobs(self, view: View, slower: F64, reporting: Bool, n_job: int) -> tuple[F64, Bool]:
         """Return the pace of each job [n_job]: of the slowest GPU of a synchronous job, otherwise the
         mean."""
         has = self._kept["slot_of"] >= 0
         size = np.bincount(self._kept["slot_of"][has], minlength=n_job)
-        slot = self._kept["slot_of"][heard]
+        slot = self._kept["slot_of"][reporting]
         count = np.bincount(slot, minlength=n_job)
-        mean = np.bincount(slot, slower[heard], n_job) / np.maximum(count, 1)
+        mean = np.bincount(slot, slower[reporting], n_job) / np.maximum(count, 1)
         slowest = np.zeros(n_job)
-        np.maximum.at(slowest, slot, slower[heard])
-        known = (count > 0) & (count >= LEAST_HEARD_PU * size)
+        np.maximum.at(slowest, slot, slower[reporting])
+        known = (count > 0) & (count >= LEAST_REPORTING_PU * size)
         return np.where(view.jobs.synchronous, slowest, mean), known
 
-    def _hear(self, view: View) -> None:
+    def _observe(self, view: View) -> None:
         """Set each new reading of progress against the mean x since the one before."""
         slots = self._kept
         good = view.jobs.alive & (view.quality(PROGRESS) == GOOD)
@@ -195,9 +195,9 @@ class PowerCurve:
         x = slots["sum_x"] / looks
         spread = np.sqrt(np.maximum(slots["sum_xx"] / looks - x * x, 0.0))
         whole = (slots["looks"] > 0) & (slots["read_ns"] > 0) & (since_s <= LONGEST_S)
-        told = np.flatnonzero(new & whole & (spread <= MOST_SPREAD) & (speed > 0.0))
-        if len(told):
-            self._learn(told, x[told], 1.0 / speed[told])
+        steady = np.flatnonzero(new & whole & (spread <= MOST_SPREAD) & (speed > 0.0))
+        if len(steady):
+            self._learn(steady, x[steady], 1.0 / speed[steady])
         slots["read_ns"][new] = read_ns[new]
         for name in ("looks", "sum_x", "sum_xx"):
             slots[name][new] = 0.0
@@ -232,7 +232,7 @@ class PowerCurve:
     def _settle(self, view: View) -> None:
         """Recompute the power of least energy of jobs with new readings, at most MOST_SETTLED of them."""
         slots, site = self._kept, view.site
-        slots["due"] &= learned(slots["bins"])
+        slots["due"] &= cover_powers(slots["bins"])
         at = _some_of(slots["due"], view.now_ns, MOST_SETTLED)
         if not len(at):
             return
@@ -263,10 +263,10 @@ class PowerCurve:
             below = np.cumsum(weight, axis=1)
             lo = GRID[(below >= LOW).argmax(axis=1)]
             hi = GRID[(below >= HIGH).argmax(axis=1)]
-            tells = hi - lo < TELLING
+            narrow = hi - lo < NARROW_PU
             centre = np.clip(weight @ GRID, lo, hi)
             for out, column in ((mean, centre), (low, lo), (high, hi)):
-                out[at[tells]] = column[tells]
+                out[at[narrow]] = column[narrow]
         known = int(np.isfinite(mean).sum())
         basis = f"progress of {known} jobs while caps moved" if known else "no job's caps moved enough"
         least = np.where(np.isfinite(mean)[:, None], self._kept["least_w"], np.nan).astype(np.float32)

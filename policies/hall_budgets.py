@@ -74,7 +74,7 @@ COLUMNS = (
     TableColumn("held_w", "W", "may hold"),
     TableColumn("guaranteed_w", "W"),
     TableColumn("most_w", "W", "at most"),
-    TableColumn("age_s", "s", "heard before"),
+    TableColumn("age_s", "s", "reported before"),
     TableColumn("full", text="held back by"),
     TableColumn("why", text="because"),
     TableColumn("asked_w", "W", "people ask for at most"),
@@ -181,7 +181,7 @@ class HallBudgets:
         if request.topic == TOGETHER.name:
             one = table_of(TOGETHER.name, TOGETHER_COLUMNS, [account.together()], "all halls as one", 1)
             return Explanation(policy=self.name, now_ns=view.now_ns, tables=(one,))
-        silent = int((account.halls.is_hall & ~account.halls.heard).sum())
+        silent = int((account.halls.is_hall & ~account.halls.reporting).sum())
         rows = in_scope(inside, "rack", np.flatnonzero(account.halls.is_hall).astype(np.int32)).tolist()
         sentences = [Sentence(f"halls below shared feeders: {len(rows)}; silent halls: {silent}")]
         sentences += [Sentence(f"{view.site.name('feeder', i)} is lost", "warning") for i in account.lost]
@@ -191,7 +191,7 @@ class HallBudgets:
                 Sentence(f"a hall that is silent for {self.silent_s:g} s has its guaranteed share", "note")
             )
         parts = account.parts(rows)
-        shared = account.shared(
+        shared = account.place_rows(
             {(str(part["feeder"]), str(part["kind"])) for part in parts} if entity else None
         )
         return Explanation(
@@ -213,7 +213,7 @@ class HallBudgets:
     def limits(self, view: View, halls: Halls, memory: Memory, counted_w: F64) -> tuple[HallLimits, Memory]:
         """Return the limits of what halls share, and what to remember of them.
 
-        A hall that tells no power draws all that it may hold by now: `counted_w`.
+        A hall that reports no power draws all that it may hold by now: `counted_w`.
         """
         draws_w = np.where(np.isfinite(halls.power_w), halls.power_w, counted_w)
         found, known = hall_limits(view, self.terms, self.failover, halls.is_hall, draws_w, memory)
@@ -225,21 +225,22 @@ class HallBudgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halls:
-    """The racks of a site as halls of a fleet [n_rack]; what is not told is NaN.
+    """The racks of a site as halls of a fleet [n_rack]; what is not stated is NaN.
 
-    `now_w`: the budget in force by our leases; `heard`: its summary is no older than allowed; `told_w`: the
-    budget that it says it holds, by a grant that was issued at `grant_ns` or later (0: by none); `asked_w`:
-    the most that people leave to it; `lapse_s`: from the end of a grant until it draws its share at most.
+    `now_w`: the budget in force by our leases; `reporting`: its summary is no older than allowed;
+    `reported_w`: the budget that it reports to hold, by a grant that was issued at `grant_ns` or later (0: by
+    none); `asked_w`: the most that people leave to it; `lapse_s`: from the end of a grant until it draws its
+    share at most.
     """
 
     is_hall: Bool
-    heard: Bool
+    reporting: Bool
     least_w: F64
     most_w: F64
     now_w: F64
     power_w: F64
     demand_w: F64
-    told_w: F64
+    reported_w: F64
     grant_ns: I64
     guaranteed_w: F64
     age_s: F64
@@ -248,7 +249,7 @@ class Halls:
 
     @classmethod
     def of(cls, view: View, silent_s: float) -> Halls:
-        """As their summaries tell."""
+        """As their summaries report."""
         envelope = view.envelope(CONTROL)
         is_hall = np.isfinite(envelope.safe)
         least_w, most_w = np.nan_to_num(envelope.low), np.nan_to_num(envelope.high)
@@ -265,13 +266,13 @@ class Halls:
         issued_ns = view.now_ns - np.round(np.where(known, grant_s, 0.0) * NS).astype(np.int64)
         return cls(
             is_hall=is_hall,
-            heard=is_hall & (age_s <= silent_s),
+            reporting=is_hall & (age_s <= silent_s),
             least_w=least_w,
             most_w=most_w,
             now_w=np.where(np.isnan(commanded_w), least_w, commanded_w),
             power_w=latest("power_w"),
             demand_w=latest("demand_w"),
-            told_w=latest("budget_readback_w"),
+            reported_w=latest("budget_readback_w"),
             grant_ns=np.where(known, issued_ns, 0),
             guaranteed_w=latest("guaranteed_w"),
             age_s=np.asarray(age_s, np.float64),
@@ -302,7 +303,7 @@ class HallAccount:
     counted_w: F64
     full: Bool
     lost: list[int]  # feeders without power
-    else_heard: Bool  # its other figures are no older than allowed
+    others_reporting: Bool  # its other figures are no older than allowed
 
     @classmethod
     def of(cls, policy: HallBudgets, view: View, memory: Memory) -> HallAccount:
@@ -313,13 +314,13 @@ class HallAccount:
         limits, _ = policy.limits(view, halls, memory, counted_w)
         full = sums_w(limits.carried, counted_w) >= limits.left_w - ROOM_W
         lost: list[int] = np.flatnonzero(dead_feeders(view)).tolist()
-        else_heard = view.age_s("rack.hall_gpu_count") <= policy.silent_s
-        return cls(view, halls, limits, kept, counted_w, full, lost, else_heard)
+        others_reporting = view.age_s("rack.hall_gpu_count") <= policy.silent_s
+        return cls(view, halls, limits, kept, counted_w, full, lost, others_reporting)
 
     def rows(self, halls: list[int]) -> list[dict[str, Value]]:
         """A row of each hall."""
         site, out = self.view.site, list[dict[str, Value]]()
-        told = {key: self._told(key) for key in ("floor_w", "heard_pu", *COUNTS)}
+        figures = {key: self._reported(key) for key in ("floor_w", "heard_pu", *COUNTS)}
         for i in halls:
             above = self._full_above(i)
             row: dict[str, Value] = {
@@ -335,16 +336,16 @@ class HallAccount:
                 "full": self.limits.carried.name(site, above[0]) if above else "",
                 "why": self.why(i),
                 "asked_w": finite(self.halls.asked_w[i]) if self._is_asked(i) else None,
-                "heard": bool(self.halls.heard[i]),
+                "heard": bool(self.halls.reporting[i]),
             }
-            out.append(row | {key: finite(values[i]) for key, values in told.items()})
+            out.append(row | {key: finite(values[i]) for key, values in figures.items()})
         return out
 
     def parts(self, halls: list[int]) -> list[dict[str, Value]]:
         """A row for each hall below each place that it shares."""
         site, pairs = self.view.site, self.limits.carried.pairs
         why, out = {i: self.why(i) for i in halls}, list[dict[str, Value]]()
-        mine = np.isin(pairs.place, self._shared()) & np.isin(pairs.rack, halls)
+        mine = np.isin(pairs.place, self._shared_places()) & np.isin(pairs.rack, halls)
         for k in np.flatnonzero(mine).tolist():
             hall, share, place = int(pairs.rack[k]), float(pairs.share[k]), int(pairs.place[k])
             out.append(
@@ -359,7 +360,7 @@ class HallAccount:
             )
         return out
 
-    def shared(self, named: set[tuple[str, str]] | None) -> list[dict[str, Value]]:
+    def place_rows(self, named: set[tuple[str, str]] | None) -> list[dict[str, Value]]:
         """A row of each place that halls share; of those with these names and kinds alone, if given."""
         site, limits, out = self.view.site, self.limits, list[dict[str, Value]]()
         carried, held_w = limits.carried, sums_w(limits.carried, self.counted_w)
@@ -368,7 +369,7 @@ class HallAccount:
         dead = [first + i for i in self.lost]
         limit_w[dead] = self.view.budget_w()[self.lost]
         read_w = self._read_w()
-        for place in self._shared():
+        for place in self._shared_places():
             name, kind = carried.name(site, place), limits.kind(site, place)
             if named is not None and (name, kind) not in named:
                 continue
@@ -393,7 +394,7 @@ class HallAccount:
         """Sentences on what takes less than the site file states, or is let in, and guarantees more."""
         site, limits, out = self.view.site, self.limits, list[str]()
         least_w = sums_w(limits.carried, np.nan_to_num(self.halls.least_w))
-        for place in self._shared():
+        for place in self._shared_places():
             if not (why := limits.why(site, place)):
                 continue
             text = f"{limits.carried.name(site, place)}: {why}"
@@ -406,25 +407,27 @@ class HallAccount:
         """All halls as one. A hall that is silent draws what it may hold, wants its share, and has no GPU in
         service."""
         halls, own_w = self.halls, float(self.limits.beside_w.sum())
-        heard, mine = halls.heard, halls.is_hall
+        reporting, mine = halls.reporting, halls.is_hall
         draws_w = np.where(np.isfinite(halls.power_w), halls.power_w, self.counted_w)
-        wants_w = np.where(heard, np.fmin(np.fmax(halls.demand_w, draws_w), halls.most_w), halls.least_w)
+        wants_w = np.where(reporting, np.fmin(np.fmax(halls.demand_w, draws_w), halls.most_w), halls.least_w)
         counted = np.where(mine, np.nan_to_num(self.view.believed("rack.hall_gpu_count")), 0.0)
-        out = np.where(np.isfinite(self._told("gpu_out_count")), self._told("gpu_out_count"), counted)
+        out = np.where(np.isfinite(self._reported("gpu_out_count")), self._reported("gpu_out_count"), counted)
         gpus = float(counted.sum())
-        heard_gpus = float((np.nan_to_num(self._told("heard_pu")) * counted).sum())
-        told_w = np.fmax(
+        reporting_gpus = float((np.nan_to_num(self._reported("heard_pu")) * counted).sum())
+        reported_w = np.fmax(
             self.view.believed("rack.hall_budget_readback_w"), np.fmax(halls.power_w, halls.least_w)
         )
-        alarms: dict[str, Value] = {key: float(np.nan_to_num(self._told(key)).sum()) for key in COUNTS[2:]}
+        alarms: dict[str, Value] = {
+            key: float(np.nan_to_num(self._reported(key)).sum()) for key in COUNTS[2:]
+        }
         return alarms | {
-            "power_w": float(draws_w[mine].sum()) + own_w if heard.any() else None,
+            "power_w": float(draws_w[mine].sum()) + own_w if reporting.any() else None,
             "demand_w": float(wants_w[mine].sum()) + own_w,
-            "floor_w": finite(self._told("floor_w")[mine].sum() + own_w),
+            "floor_w": finite(self._reported("floor_w")[mine].sum() + own_w),
             "held_w": float(self.counted_w.sum()) + own_w,
-            "told_w": float(told_w[mine].sum()) + own_w,
+            "told_w": float(reported_w[mine].sum()) + own_w,
             "lapse_s": _lease_s(CONTROL) + SKEW_S + float(halls.lapse_s[mine].max(initial=0.0)),
-            "heard_pu": heard_gpus / gpus if gpus else None,
+            "heard_pu": reporting_gpus / gpus if gpus else None,
             "gpu_count": gpus,
             "gpu_out_count": float(np.minimum(out, counted)[mine].sum()),
         }
@@ -432,10 +435,10 @@ class HallAccount:
     def why(self, i: int) -> str:
         """The reason for the budget of a hall, in words that name no other hall."""
         halls, now_w = self.halls, float(self.halls.now_w[i])
-        if not halls.heard[i]:
+        if not halls.reporting[i]:
             age_s = float(halls.age_s[i])
-            silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never heard"
-            if self.else_heard[i]:
+            silent = f"silent for {age_s:.0f} s" if np.isfinite(age_s) else "never reported"
+            if self.others_reporting[i]:
                 silent = f"reports no power for {age_s:.0f} s, but reports its state"
                 silent = (
                     silent if np.isfinite(age_s) else "reports its state, but has never reported its power"
@@ -473,14 +476,14 @@ class HallAccount:
         return found
 
     def _full_above(self, i: int) -> list[int]:
-        pairs, shared = self.limits.carried.pairs, self._shared()
+        pairs, shared = self.limits.carried.pairs, self._shared_places()
         places: list[int] = pairs.place[(pairs.rack == i) & self.full[pairs.place]].tolist()
         # A limit from outside explains more than a feeder that is full as well
         found = [place for place in places if place in shared]
         return sorted(found, key=lambda place: self.limits.why(self.view.site, place) == "")
 
-    def _shared(self) -> list[int]:
-        return self.limits.shared(self.view.site, self.halls.is_hall)
+    def _shared_places(self) -> list[int]:
+        return self.limits.shared_places(self.view.site, self.halls.is_hall)
 
     def _read_w(self) -> F64:
         """Readings of each place [n_place], NaN where none; of loops the heat, of the site all halls."""
@@ -494,9 +497,9 @@ class HallAccount:
         out[carried.whole] = np.where(self.halls.is_hall, self.halls.power_w, self.limits.beside_w).sum()
         return out
 
-    def _told(self, name: str) -> F64:
+    def _reported(self, name: str) -> F64:
         key = f"rack.hall_{name}"
-        good = self.halls.heard & (self.view.quality(key) == GOOD)
+        good = self.halls.reporting & (self.view.quality(key) == GOOD)
         return np.where(good, self.view.believed(key), np.nan).astype(np.float64)
 
 
@@ -515,7 +518,7 @@ def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
     held_w[held_ns <= now_ns] = 0.0
     # It has taken a grant that was issued after the last change, and so refuses the ones before
     acked = leased & (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - round(SLIP_S * NS))
-    held_w[acked & (halls.told_w <= halls.now_w + ROOM_W)] = 0.0
+    held_w[acked & (halls.reported_w <= halls.now_w + ROOM_W)] = 0.0
     # Without a lease of ours, one of a daemon before us may be in force
     now_w = np.where(leased, halls.now_w, halls.most_w)
     renewed = halls.is_hall & (now_w >= held_w)
@@ -535,14 +538,14 @@ def _lease_s(key: str) -> float:
 
 def _counted_w(halls: Halls, kept: Memory) -> F64:
     """Power that each hall may draw by now [n_rack]: by what it may hold, says that it holds, and draws."""
-    told_w = np.fmax(np.fmax(halls.told_w, halls.power_w), halls.guaranteed_w)
-    return np.where(halls.is_hall, np.fmax(kept["held_w"], told_w), 0.0)
+    reported_w = np.fmax(np.fmax(halls.reported_w, halls.power_w), halls.guaranteed_w)
+    return np.where(halls.is_hall, np.fmax(kept["held_w"], reported_w), 0.0)
 
 
 def _unseen_w(view: View, limits: HallLimits, halls: Halls) -> F64:
-    """Power that the meters of feeders read beyond all that halls tell and may draw [n_place].
+    """Power that the meters of feeders read beyond all that halls report and may draw [n_place].
 
-    A hall that tells too little, or a load that nobody told of, is then taken off what others get.
+    A hall that reports too little, or a load that is not reported, is then taken off what others get.
     """
     site, carried, out = view.site, limits.carried, np.zeros(len(limits.left_w))
     now = carried_by(view, pairs_of(site, dead_feeders(view), failover=False))
@@ -563,7 +566,7 @@ def _split(site: Site, limits: HallLimits, halls: Halls) -> F64:
     carried = limits.carried
     budgets, _ = budgets_of(carried, site, limits.left_w)
     rack, room_w = np.arange(carried.n_rack, dtype=np.int32), halls.asked_w - halls.least_w
-    room_w = np.where(halls.heard & ~_unfed(site, carried), room_w, 0.0)
+    room_w = np.where(halls.reporting & ~_unfed(site, carried), room_w, 0.0)
     wanted_w = np.clip(np.nan_to_num(halls.demand_w) - halls.least_w, 0.0, room_w)
     priority: I32 = site.priority_of_rack
     first = allocate(Devices(rack, priority, halls.least_w, wanted_w, room_w), budgets, carried.n_rack)

@@ -44,7 +44,7 @@ WHOLE_PU = 0.999  # of its heat: a loop that takes less has lost some
 class HallLimits:
     """Limits of all places, `left_w` what of each is for halls [n_place] (inf: no limit), and why; `beside_w`
     [n_rack]: what racks that are no halls may draw; `machine_assumed` [n_loop]: one counts as lost;
-    `machines_awaited` [n_loop]: how many are lost is not heard yet since the hub was away"""
+    `machines_awaited` [n_loop]: how many are lost has not been reported since the hub was away"""
 
     carried: Carried
     left_w: F64
@@ -62,7 +62,7 @@ class HallLimits:
             return "loop"
         return "feeder" if first <= place < first + self.carried.n_feeder else ""
 
-    def shared(self, site: Site, is_hall: Bool) -> list[int]:
+    def shared_places(self, site: Site, is_hall: Bool) -> list[int]:
         """The places with a limit that halls share, and the feeders above them that have no power."""
         pairs, first = self.carried.pairs, self.carried.feeder(0)
         bound = np.zeros(len(self.left_w), np.bool_)
@@ -85,7 +85,7 @@ class HallLimits:
         if 0 <= loop < site.sizes["loop"]:
             limit_w = self.carried.limit_w[place]
             if self.machines_awaited[loop] and limit_w >= guaranteed_heat_w(site)[loop]:
-                return "how many of its machines are lost is not heard yet since this hub was away"
+                return "how many of its machines are lost has not been reported since this hub was away"
             part_pu = limit_w / site.design.loop_heat_w[loop]
             why = f"it can take {100 * part_pu:.0f} % of its nominal heat now" if part_pu < WHOLE_PU else ""
             unknown = " (how many of its machines are lost is unknown: one of several counts as lost)"
@@ -133,7 +133,8 @@ def hall_limits(
 
 
 def loop_heat_w(view: View) -> F64:
-    """The heat that each loop takes by its flow and temperatures [n_loop]; NaN where these are not heard."""
+    """The heat that each loop takes by its flow and temperatures [n_loop]; NaN where these are not
+    reported."""
     flow, supply, back = (
         measured(view, key) for key in ("loop.flow_lpm", "loop.supply_temp_c", "loop.return_temp_c")
     )
@@ -160,19 +161,20 @@ def _lost_w(view: View, before_w: F64, since_s: float) -> F64:
     """The heat that loops of halls lack the flow for [n_loop].
 
     A flow that is low, with a rise of temperature above the nominal one, is all that there is: it takes its
-    heat at the nominal rise. Once halls have given way the rise tells nothing of what the flow could be: what
-    is lost is given back slowly, until the rise shows again that it is too much. While flow or temperatures
-    are not heard, nothing is given back, and of a time in which the hub was away `MOST_UNSEEN_S` counts.
+    heat at the nominal rise. Once halls have given way the rise says nothing about what the flow could be:
+    what is lost is given back slowly, until the rise shows again that it is too much. While flow or
+    temperatures is not reported, nothing is given back, and of a time in which the hub was away
+    `MOST_UNSEEN_S` counts.
     """
     site, design = view.site, view.site.design
     whole_w, nominal_lpm = design.loop_heat_w, design.loop_flow_lpm
     keys = ("loop.flow_lpm", "loop.supply_temp_c", "loop.return_temp_c")
     flow, supply, back = (view.believed(key).astype(np.float64) for key in keys)
-    heard = np.logical_and.reduce([view.quality(key) == GOOD for key in keys])
-    heard &= (np.diff(site.halls_of_loop.start) > 0) & (nominal_lpm > 0)
+    reporting = np.logical_and.reduce([view.quality(key) == GOOD for key in keys])
+    reporting &= (np.diff(site.halls_of_loop.start) > 0) & (nominal_lpm > 0)
     rate = heat_rate_w_per_k(WATER, nominal_lpm, np.nan_to_num((supply + back) / 2))
     nominal_k = np.divide(whole_w, rate, out=np.full(len(whole_w), np.inf), where=rate > 0)
-    short = heard & (flow < LEAST_FLOW_PU * nominal_lpm) & (back - supply > RISE_PU * nominal_k)
+    short = reporting & (flow < LEAST_FLOW_PU * nominal_lpm) & (back - supply > RISE_PU * nominal_k)
     can_w = np.where(short, np.nan_to_num(heat_w(WATER, flow, supply, supply + nominal_k), posinf=0.0), 0.0)
-    given_back_w = np.where(heard, whole_w * min(since_s, MOST_UNSEEN_S) / BACK_S, 0.0)
+    given_back_w = np.where(reporting, whole_w * min(since_s, MOST_UNSEEN_S) / BACK_S, 0.0)
     return np.where(short, np.maximum(whole_w - can_w, 0.0), np.maximum(before_w - given_back_w, 0.0))

@@ -26,7 +26,7 @@ MISSING = pytest.StashKey[dict[tuple[str, str], set[str]]]()
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# How long drawing examples takes hangs on who else uses the machine, so no check judges it.
+# The time of drawing examples depends on the other load of the machine, so no check judges it.
 UNTIMED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True, **UNTIMED)
 hypothesis.settings.register_profile("user", **UNTIMED)

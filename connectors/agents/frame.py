@@ -307,7 +307,7 @@ def _check_size(event: _ItEvent) -> None:
                 f"{name} of {len(value)} characters; expected at most {MAX_TEXT}, of an id {MAX_ID}"
             )
         if name in ("start_ns", "at_ns", "started_ns"):
-            # Who tells of a fault or of a job may not know its instant
+            # The reporter of a fault or a job may not know its instant
             if not (1 if name == "start_ns" else 0) <= value < 2**62:
                 raise BadMessage(f"{name} {str(value)[:40]}; expected UTC nanoseconds")
         elif name == "count" and not 1 <= value <= MAX_COUNT:

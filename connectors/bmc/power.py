@@ -154,7 +154,7 @@ class PowerSink:
     async def _carry_out(self, node: int, order: PowerOrder) -> None:
         try:
             if self._now_ns() >= order.deadline_ns:  # a renewal of what this daemon does not remember
-                self._tell(node, order, "failed", "the deadline has passed; no further step is started")
+                self._report(node, order, "failed", "the deadline has passed; no further step is started")
                 return
             if order.value == STOP and await self._is_agents(node):
                 self.counts["left_to_agents"] += 1
@@ -163,7 +163,7 @@ class PowerSink:
             while self._may_act() and not await self._is_done(node, order):
                 if self._now_ns() >= order.deadline_ns:
                     why = order.answered[1] or f"is not {LEVELS[int(order.value)]} by the deadline"
-                    self._tell(node, order, "failed", why)
+                    self._report(node, order, "failed", why)
                     return
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LONGEST_S)
@@ -182,22 +182,22 @@ class PowerSink:
         return False
 
     async def _is_done(self, node: int, order: PowerOrder) -> bool:
-        """One try; True if the node is as wanted. A refusal is told, and tried again: the state that a BMC
-        refuses in may pass."""
+        """One try; True if the node is as wanted. A refusal is reported, and the order tried again: the state
+        that a BMC refuses in may pass."""
         try:
             if await self._try(node, order):
-                self._tell(node, order, "done", "")
+                self._report(node, order, "done", "")
                 return True
             self._away.pop(node, None)
         except ActuationError as error:
             self.counts["refused"] += 1
-            self._tell(node, order, "failed", str(error))
+            self._report(node, order, "failed", str(error))
         except ConnectorError as error:
             self._away[node] = str(error)[:200]
-            self._tell(node, order, "in_progress", str(error))
+            self._report(node, order, "in_progress", str(error))
         except Exception as error:  # of this BMC alone
             log.exception("%s", self._switches[node].name)
-            self._tell(node, order, "in_progress", f"{type(error).__name__}: {error}")
+            self._report(node, order, "in_progress", f"{type(error).__name__}: {error}")
         return False
 
     async def _try(self, node: int, order: PowerOrder) -> bool:
@@ -228,7 +228,7 @@ class PowerSink:
         self._stage(power_readings(node, level, now_ns, self._agent_level(node)), now_ns)
         return level
 
-    def _tell(self, node: int, order: PowerOrder, state: State, why: str) -> None:
+    def _report(self, node: int, order: PowerOrder, state: State, why: str) -> None:
         if (state, why) != order.answered:
             order.answered = state, why
             ack = order.acked(POWER, self._site.name("node", node), state, why)

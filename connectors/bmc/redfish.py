@@ -2,7 +2,7 @@
 
 GPUs by their `EnvironmentMetrics.PowerLimitWatts` or a Control that names them; the node by the one power
 Control, or power limit, of its chassis, and switched by the one system that can be reset. Paths are found by
-walking from the service root, once, and again where one is gone; what cannot be told apart is not guessed.
+walking from the service root, once, and again where one is gone; what cannot be distinguished is not guessed.
 """
 
 from __future__ import annotations

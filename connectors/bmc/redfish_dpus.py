@@ -1,7 +1,7 @@
 """DPUs by Redfish: their health, heat and port errors, from the node's BMC or from their own BMC.
 
 A node's BMC lists them as network adapters; the BMC of a BlueField has one system, the DPU's, and one card.
-Nothing in Redfish tells whether a switch is offloaded.
+Nothing in Redfish shows whether a switch is offloaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Members = Callable[[str | None], Awaitable[list[str]]]
 SIDES = 2  # DPUs of a node that have a place
 HEALTH = {"OK": 0.0, "Warning": 1.0, "Critical": 2.0}  # source: DSP0268, Resource.Health
 ABSENT = ("Absent", "Disabled", "StandbyOffline")  # source: DSP0268, Resource.State
-NAMES = ("Model", "Name", "Id", "SKU")  # of an adapter, which tell that it is a DPU
+NAMES = ("Model", "Name", "Id", "SKU")  # of an adapter, which show that it is a DPU
 WORDS = ("bluefield", "dpu")
 SENSOR = "/bluefield_temp"  # source: NVIDIA BlueField BMC, "BMC Sensor Data"
 
@@ -98,9 +98,9 @@ def dpu_values(side: int, spot: DpuSpot, bodies: dict[str, JSON]) -> list[tuple[
     """Return (signal of the node, value) of its DPU of this number, 1 or 2: of several the worst, errors
     summed."""
     out = []
-    told = [value for path in spot.health if (value := _health(bodies.get(path, {}))) is not None]
-    if told:
-        out.append((f"dpu{side}_health_state", max(told)))
+    states = [value for path in spot.health if (value := _health(bodies.get(path, {}))) is not None]
+    if states:
+        out.append((f"dpu{side}_health_state", max(states)))
     heat = [value for path in spot.heat if (value := _temperature(bodies.get(path, {}))) is not None]
     if heat:
         out.append((f"dpu{side}_temp_c", max(heat)))
@@ -115,8 +115,8 @@ def _health(body: JSON) -> float | None:
     status = body.get("Status")
     if not isinstance(status, dict) or status.get("State") in ABSENT:
         return None
-    told = [HEALTH.get(str(status.get(name))[:40]) for name in ("Health", "HealthRollup")]
-    return max((value for value in told if value is not None), default=None)
+    states = [HEALTH.get(str(status.get(name))[:40]) for name in ("Health", "HealthRollup")]
+    return max((value for value in states if value is not None), default=None)
 
 
 def _temperature(body: JSON) -> float | None:

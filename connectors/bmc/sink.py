@@ -238,7 +238,7 @@ class BmcSink:
                 if not order.lapsing and now_ns >= order.deadline_ns:
                     self._settle(order, "failed", order.why or "no answer before the deadline")
                 elif order.why != order.answered:
-                    self._tell(order, "in_progress", order.why)
+                    self._report(order, "in_progress", order.why)
             longest_s = LAPSE_LONGEST_S if all(order.lapsing for order in left) else LONGEST_S
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, longest_s)
@@ -351,9 +351,9 @@ class BmcSink:
         if order.final and state == "done":
             self._found.pop(order.cap, None)
         order.phase = state
-        self._tell(order, state, why)
+        self._report(order, state, why)
 
-    def _tell(self, order: CapOrder, state: Literal["in_progress", "done", "failed"], why: str) -> None:
+    def _report(self, order: CapOrder, state: Literal["in_progress", "done", "failed"], why: str) -> None:
         order.answered = why
         if order.lapsing or self._orders.get(order.cap) is not order:
             return

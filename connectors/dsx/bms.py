@@ -5,7 +5,7 @@ tagPath. No input or output, no clock: the same messages give the same readings.
 and whatever arrives, `decode` answers with readings, `Ignored` or `BadMessage`.
 
 Where several points feed one cell (two sensors of a cold aisle) the cell is their worst by the signal's
-danger and reduction, over the points heard in the last 250 s with good quality.
+danger and reduction, over the points reported in the last 250 s with good quality.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from twin.telemetry import ELSEWHERE, Ignored, Message, Names, Reading, nowhere
 
 MAX_POINTS = 200_000
 MAX_POINT_BYTES = 256 << 20  # metadata of all of them together, as received
-MAX_ALIKE = 64  # points of one entity that metadata cannot tell apart
+MAX_ALIKE = 64  # points of one entity that metadata cannot distinguish
 MAX_TOPIC = 1024
 MAX_VALUE_BYTES = 4096
 MAX_METADATA_BYTES = 65_536

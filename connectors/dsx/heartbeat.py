@@ -27,7 +27,7 @@ class _Value(msgspec.Struct):
 
 
 class Heartbeat:
-    """The heartbeat points of one integration, learned from what `hear` is given."""
+    """The heartbeat points of one integration, learned from what `receive` is given."""
 
     def __init__(self, integration: str) -> None:
         self.integration = integration
@@ -37,7 +37,7 @@ class Heartbeat:
         self._last_ns: int | None = None
         self._metadata, self._value = msgspec.json.Decoder(Metadata), msgspec.json.Decoder(_Value)
 
-    def hear(self, message: Message) -> Ignored | tuple[()]:
+    def receive(self, message: Message) -> Ignored | tuple[()]:
         """Take metadata of a System, or the BMS's own heartbeat. Raises BadMessage."""
         topic = message.topic
         if len(topic) > MAX_TOPIC:

@@ -56,7 +56,7 @@ Described = tuple[str, Metadata, tuple[str, ...]]  # topic behind Metadata/, wha
 class PointRow:
     """One kind of point and the signals it feeds.
 
-    Several `signals` are for points that metadata cannot tell apart: the first by sorted tagPath feeds the
+    Several `signals` are for points that metadata cannot distinguish: the first by sorted tagPath feeds the
     first signal. `alone` is the signal where there is only one such point. `bare` says that a point without
     unit or texts may be read (a power factor); `numbers` that unknown texts may fall back on the number.
     `ours` is for set points that an integration writes, which their metadata names.

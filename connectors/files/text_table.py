@@ -31,7 +31,7 @@ CHUNK_ROWS = 500_000
 _HEADER_WITHIN = 50  # lines; titles and comments may stand before the header
 _MAX_LINE = 1 << 20
 _SEPARATORS = ",;\t|"
-_END = "\x1f"  # put behind each line, to tell how many cells it has
+_END = "\x1f"  # put behind each line, to show how many cells it has
 _Result = TypeVar("_Result")
 _NO_VALUE = frozenset(("", "-", "--", "?", "na", "nan", "n/a", "null", "none", "nil", "#n/a", "inf", "-inf"))
 _PACKED: dict[bytes, Any] = {
@@ -162,7 +162,7 @@ def _missing(wanted: str, header: TableHeader, file: str) -> str:
 
 
 class _Renamed:
-    """Text behind a header of column numbers, which tells the parser the width of a line.
+    """Text behind a header of column numbers, which gives the parser the width of a line.
 
     `end`: put behind each line as one more cell.
     """
@@ -334,7 +334,8 @@ def _rows_of(path: Path, columns: TableColumns, limit: RowLimit, quoting: int) -
         text = _text(raw, path.name)
         header = _find_header(text, columns.all(), path.name)
         rows = TableRows(path.name, columns, header, TimeFormat(f"{path.name}: column {columns.time!r}"))
-        # the first column tells a blank line from a footer, the one behind the last a line that is too long
+        # the first column distinguishes a blank line from a footer, the one behind the last a line that is
+        # too long
         index = {0, len(header.cells), *(header.cells.index(name) for name in columns.all())}
         texts = [header.cells.index(columns.time)] + (
             [header.cells.index(columns.where[0])] if columns.where else []

@@ -3,7 +3,7 @@
 A format that is not given is decided by the first rows of a file and holds for all of it. A local time that
 occurs twice, in the hour repeated when summer time ends, is the earlier one until the file's times step back
 (or if each occurs twice, for the first of the two), the later one from there on. If the rows are in no order
-and such times occur twice, nothing tells which is which: the hour is a gap. A time that is skipped is none.
+and such times occur twice, nothing shows which is which: the hour is a gap. A time that is skipped is none.
 pandas is imported inside functions, because it takes long to load.
 """
 
@@ -87,7 +87,8 @@ class TimeFormat:
     def instants(self, cells: Any, first_line: int) -> tuple[I64, Bool]:
         """Return (ns [n], has no zone [n]) of a pandas Series of text [n]; NO_TIME for other text.
 
-        Raises ConfigError if no cell of the first rows is a time, or if days and months cannot be told.
+        Raises ConfigError if no cell of the first rows is a time, or if days and months cannot be
+        distinguished.
         """
         cells = cells.str.strip()
         # Only digits begin a time; a library would take "now" for one, and "23" for a year.
@@ -128,7 +129,7 @@ class TimeFormat:
             raise ConfigError(f"{self.where}, line {line}: {text[:60]!r} is not a time: {EXPECTED}")
         if same:
             raise ConfigError(
-                f"{self.where}: {likely.iloc[0]!r}: day or month first? No row tells: expected ISO 8601 "
+                f"{self.where}: {likely.iloc[0]!r}: day or month first? No row shows it: expected ISO 8601 "
                 "(2023-11-16 18:15:46); write the times so"
             )
         self.pattern = best
@@ -271,7 +272,7 @@ def _repeated_hours(local_ns: I64, early: I64, late: I64, twice: Bool, out: Loca
         f"{len(rows)} rows in the hour repeated when summer time ends: "
         f"{int((out.t_ns[rows] == late[rows]).sum())} read as its second pass, "
         + (
-            f"{lost} dropped (the rows are not in order, so the two passes cannot be told apart)"
+            f"{lost} dropped (the rows are not in order, so the two passes cannot be distinguished)"
             if lost
             else ""
         )

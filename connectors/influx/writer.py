@@ -117,7 +117,7 @@ class InfluxWriter:
         self._client: Any = None  # made when the first batch is sent, as is its interface for writing
         self._api: Any = None
         lane = SendLane(self._step, self._gave)
-        self._thread = SendThread("influx", [lane], lambda: bool(self._pending), self._ended)
+        self._thread = SendThread("influx", [lane], lambda: bool(self._pending), self._close)
 
     def start(self) -> None:
         """Start to write."""
@@ -169,7 +169,7 @@ class InfluxWriter:
         self._watch()
         self._api = self._client.write_api(write_options=SYNCHRONOUS)
 
-    def _ended(self) -> None:
+    def _close(self) -> None:
         with contextlib.suppress(Exception):
             if self._client is not None:
                 self._client.close()
@@ -178,7 +178,7 @@ class InfluxWriter:
         """Count an error; its text."""
         self.counts["write_errors"] += 1
         self._failed = True
-        return self._told(error)
+        return self._text_of(error)
 
     def _watch(self) -> None:
         """Notice each new connection: the client silently opens one after a loss."""
@@ -213,7 +213,7 @@ class InfluxWriter:
             except self._api_error as error:
                 if error.status not in REFUSED:
                     raise
-                refused, self.refusal = True, self._told(error)
+                refused, self.refusal = True, self._text_of(error)
                 self.counts["write_errors"] += 1
         self._done(batch, count, refused)
         return True
@@ -263,7 +263,7 @@ class InfluxWriter:
             self._heads[key] = heads_of(batch.columns.table, batch.names.names(batch.columns.table))
         return self._heads[key]
 
-    def _told(self, error: Exception) -> str:
+    def _text_of(self, error: Exception) -> str:
         """Text of an error without secrets, whatever the server repeats of what it was sent."""
         if isinstance(error, self._api_error):
             text = f"{error.status} {error.reason}: {error.body or ''}"

@@ -41,7 +41,7 @@ MAX_LOOK = 2**16  # bytes of one job's reports that are read in a look
 MAX_BEHIND = 2**20  # bytes that may wait; of more than that the last ones are read
 MAX_LOOK_ALL = 2**24  # bytes of all jobs; those that were not looked at come first next time
 MAX_EVENTS = 1000  # reports of one look; the rest waits in the files
-MAX_TOLD = 200  # complaints of one look; the rest is counted
+MAX_FAULTS = 200  # complaints of one look; the rest is counted
 MAX_JOBS = 100_000
 AT_ONCE = 256  # files that are written between two chances to stop
 KEEP_S, SWEEP_S = 86_400.0, 3600.0  # advice of a job that is gone is kept for so long
@@ -155,10 +155,10 @@ class FolderSource:
         room = MAX_EVENTS
         for job, part in news.items():
             room -= self._take(inlet, job, part, room, faults)
-        for where, why in faults[:MAX_TOLD]:
+        for where, why in faults[:MAX_FAULTS]:
             inlet.reject(where, why)
-        if len(faults) > MAX_TOLD:
-            inlet.reject("job reports", f"{len(faults) - MAX_TOLD} more faults in this look")
+        if len(faults) > MAX_FAULTS:
+            inlet.reject("job reports", f"{len(faults) - MAX_FAULTS} more faults in this look")
         before = self._places.fault
         await asyncio.to_thread(self._places.keep, dict.fromkeys(jobs))
         if self._places.fault and not before:
@@ -277,7 +277,7 @@ class FolderSink:
         self.folder = folder
         self._book, self._now_s = book, now_s
         self._swept_s = 0.0
-        self._told: set[str] = set()
+        self._known: set[str] = set()
         self.counts = {"advice": 0, "failed": 0, "unfit_names": 0, "swept": 0}
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
@@ -320,8 +320,8 @@ class FolderSink:
                 f"{self.folder}: advice cannot be written: {error.strerror}; jobs keep their own intervals"
             ) from None
         self.counts["failed"] += 1
-        if name not in self._told and len(self._told) < MAX_JOBS:
-            self._told.add(name)
+        if name not in self._known and len(self._known) < MAX_JOBS:
+            self._known.add(name)
             log.warning(
                 "%s/%s: advice cannot be written: %s; expected a file of ours, or none, and a folder that we "
                 "may write in",

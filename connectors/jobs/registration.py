@@ -1,6 +1,6 @@
 """Job registration: a job states its nodes and its kind, for the length of a lease.
 
-Where no scheduler tells of a job, its client does. It says which nodes it has and its kind, nothing that
+Where no scheduler reports a job, its client does. It says which nodes it has and its kind, nothing that
 gives it rights over others. The registration is a lease: it lapses when its client has not asked for so long.
 """
 
@@ -66,12 +66,12 @@ def start_of(
 
 
 class JobLeases:
-    """Instants at which jobs that registered themselves were heard, and tokens started some, in seconds of a
+    """Instants at which jobs renewed their own registration, and tokens started some, in seconds of a
     clock that the caller reads.
     """
 
     def __init__(self) -> None:
-        self._heard_s: dict[str, float] = {}
+        self._renewed_s: dict[str, float] = {}
         self._started_s: dict[str, deque[float]] = {}  # by token: no more than there are in its file
 
     def may_start(self, token: str, now_s: float) -> bool:
@@ -84,7 +84,7 @@ class JobLeases:
 
     def renew(self, job: str, now_s: float) -> None:
         """Renew the lease of a job whose client reported."""
-        self._heard_s[job] = now_s
+        self._renewed_s[job] = now_s
 
     def lapsed(self, leased: Mapping[str, float], now_s: float) -> list[str]:
         """Return the jobs of `leased` (name -> lease, s) whose client has been silent for longer than its
@@ -92,5 +92,5 @@ class JobLeases:
 
         One that is new here, as after a restart of the daemon, has its whole lease from now on.
         """
-        self._heard_s = {job: self._heard_s.get(job, now_s) for job in leased}
-        return [job for job, lease_s in leased.items() if now_s - self._heard_s[job] > lease_s]
+        self._renewed_s = {job: self._renewed_s.get(job, now_s) for job in leased}
+        return [job for job, lease_s in leased.items() if now_s - self._renewed_s[job] > lease_s]

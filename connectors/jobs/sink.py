@@ -1,8 +1,8 @@
 """Job sink: combines the leases on a job into one message of advice, and publishes it over MQTT.
 
 Two save intervals, durable and in memory, and a checkpoint's least instant are leases of their own, begun and
-renewed apart; a job hears them at once, under one expiry. Advice goes to the job for which the lease was
-given, never to one that took its slot. A job that heard says so by its next report, so that nothing is
+renewed apart; a job receives them at once, under one expiry. Advice goes to the job for which the lease was
+given, never to one that took its slot. A job acknowledges advice by its next report, so that nothing is
 acknowledged here.
 """
 

@@ -246,7 +246,7 @@ def decode_advice(payload: bytes) -> Advice:
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not an advice on checkpoints: {str(error)[:200]}") from error
     for name in ("interval_s", "local_interval_s"):
-        told_s = getattr(advice, name)
-        if told_s is not None and not (math.isfinite(told_s) and told_s > 0):
+        interval_s = getattr(advice, name)
+        if interval_s is not None and not (math.isfinite(interval_s) and interval_s > 0):
             raise BadMessage(f"{name}: expected seconds above 0 or null")
     return advice

@@ -1,6 +1,6 @@
 """Scale-down: the taint by which the cluster autoscaler removes a node, and the annotation that forbids it.
 
-A node that is gone counts as asleep only if it bore the taint when it was last heard of: any other that
+A node that is gone counts as asleep only if it bore the taint when it was last listed: any other that
 vanished is unknown. The annotation is ours where our mark stands beside it; what others set stays theirs.
 Source of the names: FAQ of kubernetes/autoscaler.
 """

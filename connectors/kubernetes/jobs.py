@@ -1,7 +1,7 @@
 """Jobs on Kubernetes: pods with GPUs, grouped by the label of their controller, as starts and ends.
 
 A job holds the nodes that its pods are bound to. Ids come from the uids of makers and pods, so that a
-restart repeats them. Pure; knows pods, not how they were heard of.
+restart repeats them. Pure; knows pods, not how they were received.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class PodBook:
         version = pod.metadata.resource_version
         if was is not None and version and was.version == version:
             return
-        bound = self._bound(pod) if pod.spec.node_name else None
+        bound = self._bind(pod) if pod.spec.node_name else None
         if bound is not None and was is not None and replace(bound, version=was.version) == was:
             self._pods[bound.key] = bound  # it only has another version
             if bound.group:
@@ -179,7 +179,7 @@ class PodBook:
         maker = meta.owner.uid if meta.owner else meta.uid
         return next((u for label in UID_LABELS if (u := labels.get(label))), maker)
 
-    def _bound(self, pod: KubernetesPod) -> _BoundPod:
+    def _bind(self, pod: KubernetesPod) -> _BoundPod:
         meta, labels = pod.metadata, pod.metadata.labels or {}
         owner, on_drain = meta.owner, pod.on_drain
         named, group = self.group_of(pod)

@@ -103,7 +103,7 @@ class _Container(msgspec.Struct):
     resources: _Resources | None = None
 
 
-def _asked(container: _Container, is_gpu: Callable[[str], bool]) -> int:
+def _accelerators(container: _Container, is_gpu: Callable[[str], bool]) -> int:
     """Return the accelerators of a container; limits and requests of an extended resource are equal."""
     resources = container.resources or _Resources()
     asked = {**(resources.requests or {}), **(resources.limits or {})}
@@ -138,8 +138,8 @@ class PodSpec(msgspec.Struct, rename="camel"):
 
     def gpus(self, is_gpu: Callable[[str], bool]) -> int:
         """Return the accelerators that a pod of this kind requests; a claim of devices counts as one."""
-        own = sum(_asked(c, is_gpu) for c in self.containers or ())
-        before = max((_asked(c, is_gpu) for c in self.init_containers or ()), default=0)
+        own = sum(_accelerators(c, is_gpu) for c in self.containers or ())
+        before = max((_accelerators(c, is_gpu) for c in self.init_containers or ()), default=0)
         return max(own, before) + len(self.resource_claims or ())
 
 

@@ -26,7 +26,7 @@ ECHO_NS = 2 * WATCH_S * 10**9
 class KubernetesPlacement(NodeOrders[NodeWork]):
     """Carries out `node.placement`.
 
-    `seen` gives a node as the source last heard of it, by its name in the cluster, or None where that is
+    `seen` gives a node as the source last reported it, by its name in the cluster, or None where that is
     older than two watches.
     """
 
@@ -61,13 +61,13 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
                 work.due_s = time.monotonic()
                 if self._is_so(work):
                     self.counts["seen"] += 1
-                    self._done(work)
+                    self._complete(work)
             await asyncio.sleep(0)
 
     def _is_so(self, work: NodeWork) -> bool:
         """Return True if a node is known to have the wanted placement, without a request."""
         host = self._hosts.host_of(work.entity)
-        if host is None or work.entity in self._wrote_ns:  # our own change may not have been heard of yet
+        if host is None or work.entity in self._wrote_ns:  # our own change may not have been received yet
             return False
         node = self._seen(host)
         return node is not None and self._plan(node, work) == Plan(None)
@@ -77,7 +77,7 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
 
     async def _carry_out(self, host: str, work: NodeWork) -> None:
         if await self._change(host, work) is not None:
-            self._done(work)
+            self._complete(work)
 
     async def _patch(self, host: str, work: NodeWork, patch: dict[str, Any]) -> bytes:
         self._wrote_ns[work.entity] = self._now_ns()  # before, as the answer may be lost
@@ -86,5 +86,5 @@ class KubernetesPlacement(NodeOrders[NodeWork]):
         finally:
             self._wrote_ns[work.entity] = self._now_ns()
 
-    def _done(self, work: NodeWork) -> None:
+    def _complete(self, work: NodeWork) -> None:
         self._end(work, "done", PLACEMENTS[work.order.value])

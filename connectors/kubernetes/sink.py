@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 CONTROL = "node.service_level"
 POLL_S = 5.0  # between two lists of the pods that are leaving
 MUTE_S = 600.0
-# A policy that withdraws a node again sooner may not have heard that somebody opened it: that is read back
+# A policy that withdraws a node again sooner may not know yet that somebody opened it: that is read back
 # once a minute, and shall have lasted for a while. source: estimate
 RESUMED_S = 180.0
 # Policies that a hand does not stop: people speak by the one, the other sees water

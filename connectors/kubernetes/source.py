@@ -72,7 +72,7 @@ class Followed(Generic[Kind]):
         self._one: Callable[[Kind, bool], None] = one
         self.version = ""
         self.listed = False
-        self.heard_ns = 0  # when the server last spoke of these objects
+        self.received_ns = 0  # when the server last spoke of these objects
         self._failed, self._backoff = 0, Backoff(FIRST_S, LONGEST_S)
 
     async def run(self, inlet: Inlet) -> None:
@@ -122,13 +122,13 @@ class Followed(Generic[Kind]):
         for why in faults:
             inlet.reject("kubernetes", f"{self.path}: {why}")
         await self._whole(objects)
-        self.listed, self.version, self.heard_ns = True, version or "0", time.time_ns()
+        self.listed, self.version, self.received_ns = True, version or "0", time.time_ns()
 
     async def _watch(self, inlet: Inlet) -> None:
         params = {**self._params, "resourceVersion": self.version}
         async with aclosing(self._client.watch(self.path, params)) as lines:
             async for line in lines:
-                self.heard_ns = time.time_ns()
+                self.received_ns = time.time_ns()
                 if not line:
                     continue
                 try:
@@ -228,12 +228,12 @@ class KubernetesSource:
     def node_of(self, host: str) -> KubernetesNode | None:
         """Return the node as the server last described it; None if that may be outdated."""
         listed = self.nodes.listed and self.nodes.version != ""
-        fresh = time.time_ns() - self.nodes.heard_ns <= FRESH_S * 10**9
+        fresh = time.time_ns() - self.nodes.received_ns <= FRESH_S * 10**9
         return self._nodes.get(host) if listed and fresh else None
 
     def busy(self, host: str) -> bool | None:
         """Return True if a node has pods that a drain moves; None if that may be outdated."""
-        fresh = time.time_ns() - self.pods.heard_ns <= FRESH_S * 10**9
+        fresh = time.time_ns() - self.pods.received_ns <= FRESH_S * 10**9
         return self.book.busy(host) if self.pods.listed and fresh else None
 
     def took_away(self, entity: int) -> bool:
@@ -327,7 +327,7 @@ class KubernetesSource:
         if book is None or self._has_kueue is None or (self._has_kueue and not self.queues.listed):
             return
         followed = [self.nodes, self.pods, *((self.workloads, self.queues) if self._has_kueue else ())]
-        if now_ns - min(f.heard_ns for f in followed) > FRESH_S * 10**9:
+        if now_ns - min(f.received_ns for f in followed) > FRESH_S * 10**9:
             return
         if now_s - self._added_s < (DEMAND_S if self.demand.changed else RESTATE_S):
             return
@@ -347,7 +347,7 @@ class KubernetesSource:
     def _stage_levels(self, inlet: Inlet) -> None:
         """Report changes at once and everything periodically, as of the server's last answer."""
         now_ns = time.time_ns()
-        at_ns = min(self.nodes.heard_ns, self.pods.heard_ns)
+        at_ns = min(self.nodes.received_ns, self.pods.received_ns)
         if now_ns - at_ns > FRESH_S * 10**9:
             return
         whole = time.monotonic() - self._stated_s >= RESTATE_S

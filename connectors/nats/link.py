@@ -166,8 +166,8 @@ class NatsLink:
         return client
 
     async def _make_streams(self, client: Client) -> None:
-        """A stream for each subject: what was told, for an hour. Without JetStream the link works all the
-        same, as only the newest message counts."""
+        """A stream for each subject: what was published, for an hour. Without JetStream the link works all
+        the same, as only the newest message counts."""
         from nats.js.api import StreamConfig
 
         context = client.jetstream(timeout=FLUSH_S)

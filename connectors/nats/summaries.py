@@ -1,7 +1,7 @@
 """Summaries of halls as readings of the hub: the source, and a decoder that refuses impossible values.
 
-A summary is a state, of which the newest counts. One of an older epoch, one that was heard, one of a hall
-that the site file does not have and one that tells an impossible power are refused, counted and named.
+A summary is a state, of which the newest counts. One of an older epoch, one received before, one of a hall
+that the site file does not have and one that reports an impossible power are refused, counted and named.
 """
 
 from __future__ import annotations
@@ -47,29 +47,31 @@ class SummaryDecoder:
         if rack is None:
             known = ", ".join(list(self._halls)[:8])
             raise BadMessage(f"no hall {hall!r} in the site file of this fleet; expected one of {known}")
-        told = parse_summary(message.payload)
-        if told.hall != hall:
-            raise BadMessage(f"claims to be hall {told.hall[:MAX_NAME]!r} on the subject of {hall!r}")
-        # Believed, it would have all that the hall tells later refused, or passed over
-        if max(told.epoch, told.sequence / 1000) > message.t_ns // NS + EPOCH_AHEAD_S:
+        summary = parse_summary(message.payload)
+        if summary.hall != hall:
+            raise BadMessage(f"claims to be hall {summary.hall[:MAX_NAME]!r} on the subject of {hall!r}")
+        # If accepted, all later summaries of the hall would be refused, or passed over
+        if max(summary.epoch, summary.sequence / 1000) > message.t_ns // NS + EPOCH_AHEAD_S:
             raise BadMessage(
-                f"epoch {told.epoch}, sequence {told.sequence}: one is more than a day ahead of our clock: "
-                "set the clock of the hall, or check who else may publish on this subject"
+                f"epoch {summary.epoch}, sequence {summary.sequence}: one is more than a day ahead of our "
+                "clock: set the clock of the hall, or check who else may publish on this subject"
             )
         before = self.newest.get(hall)
-        if before is not None and told.epoch < before.epoch:
-            raise BadMessage(f"epoch {told.epoch} after {before.epoch}: the sender no longer leads its hall")
-        if before is not None and (told.epoch, told.sequence) <= (before.epoch, before.sequence):
+        if before is not None and summary.epoch < before.epoch:
+            raise BadMessage(
+                f"epoch {summary.epoch} after {before.epoch}: the sender no longer leads its hall"
+            )
+        if before is not None and (summary.epoch, summary.sequence) <= (before.epoch, before.sequence):
             return Ignored("summary", "a newer summary came before")
         most_w = float(self._most_w[rack])
         for name in ("power_w", "demand_w", "floor_w"):
-            value = getattr(told, name)
+            value = getattr(summary, name)
             if value is not None and value > LIE_FACTOR * most_w:
                 raise BadMessage(
                     f"{name} is {value:g} W and max_w of the hall {most_w:g}; expected W, at most twice that"
                 )
-        self.newest[hall] = told
-        return _readings(rack, told, min(told.t_ns, message.t_ns))
+        self.newest[hall] = summary
+        return _readings(rack, summary, min(summary.t_ns, message.t_ns))
 
 
 def hall_of(subject: str) -> str:
@@ -78,17 +80,17 @@ def hall_of(subject: str) -> str:
     return parts[1][:MAX_NAME] if len(parts) == 4 else ""
 
 
-def _readings(rack: int, told: HallSummary, t_ns: int) -> list[Item]:
+def _readings(rack: int, summary: HallSummary, t_ns: int) -> list[Item]:
     out: list[Item] = []
     for signal, name in SIGNALS.items():
-        value = getattr(told, name)
+        value = getattr(summary, name)
         if value is not None:
             out.append(Reading("rack", rack, signal, float(value), t_ns))
     for severity in SEVERITIES:
-        count = float(told.alarms.get(severity, 0))
+        count = float(summary.alarms.get(severity, 0))
         out.append(Reading("rack", rack, f"hall_alarm_{severity}_count", count, t_ns))
-    if told.granted_ns:
-        out.append(Reading("rack", rack, "hall_grant_age_s", (t_ns - told.granted_ns) / NS, t_ns))
+    if summary.granted_ns:
+        out.append(Reading("rack", rack, "hall_grant_age_s", (t_ns - summary.granted_ns) / NS, t_ns))
     return out
 
 

@@ -32,8 +32,8 @@ class HallSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     `sequence` counts from 1 in each `epoch`. `granted_ns`: when the newest grant that it took was issued, by
     the hub's clock (0: it took none). `lapse_s`: from the end of a grant until it draws its share at most,
-    told by one that is a hub itself, where it takes longer. `run`, `lines` and `head`: its journal, as far as
-    that is on the disk.
+    stated by one that is a hub itself, where it takes longer. `run`, `lines` and `head`: its journal, as far
+    as that is on the disk.
     """
 
     hall: str

@@ -1,6 +1,6 @@
 """Outlook source: polls one service; future values become outlooks, present ones readings.
 
-A failure changes nothing: what was told before holds until it is over. `fault` says what people should know.
+A failure changes nothing: an outlook in force stays until it ends. `fault` is the message for people.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from twin.telemetry import OutlookTold, Reading
 
 LOOK_S = 300.0  # between two readings of a value in force, as often as the site's weather is read
 FIRST_S, LONGEST_S = 30.0, 3600.0  # pauses after failures. source: estimate
-FAILURES = 3  # requests on end before people are told, while values to come are known
-CLOCK_S = 60.0  # a server's clock that differs by more is told. source: estimate
-OLD_S = 12 * 3600.0  # what was made longer ago is told as old. source: estimate
+FAILURES = 3  # requests on end before people are notified, while values to come are known
+CLOCK_S = 60.0  # a server's clock that differs by more is reported. source: estimate
+OLD_S = 12 * 3600.0  # what was made longer ago is reported as old. source: estimate
 FAR_NS = 366 * 86_400 * NS
 
 
@@ -91,7 +91,7 @@ class OutlookSource:
         now_ns = self._now_ns()
         try:
             answer = await self.provider.fetch(self._client, now_ns)
-            told = self._told(answer, now_ns)
+            outlooks = self._outlooks(answer, now_ns)
         except (ServiceError, BadMessage) as error:
             after_s = error.after_s if isinstance(error, ServiceError) else 0.0
             self._refused = isinstance(error, ServiceError) and error.refused
@@ -102,10 +102,10 @@ class OutlookSource:
         self._failed, self._failure, self._refused = 0, "", False
         self._backoff.reset()
         self._due_s = self._monotonic() + self.period_s
-        inlet.stage([*told, *answer.readings], now_ns, self.period_s)
+        inlet.stage([*outlooks, *answer.readings], now_ns, self.period_s)
         self._note(answer, now_ns, inlet)
 
-    def _told(self, answer: OutlookAnswer, now_ns: int) -> list[OutlookTold]:
+    def _outlooks(self, answer: OutlookAnswer, now_ns: int) -> list[OutlookTold]:
         """Return the events of future values. Raises BadMessage for empty or invalid ones."""
         coming = {}
         for series in answer.series:

@@ -2,7 +2,8 @@
 
 "last" is a weight raised by MARK: Slurm gives jobs the nodes of least weight first. "kept" is being a member
 of the reservation SPARES, which ends by itself when nobody moves its end on. Nothing else says what is ours:
-a weight that others set at MARK or more cannot be told from ours; from twice MARK on it can, and is left.
+a weight that others set at MARK or more cannot be distinguished from ours; from twice MARK on it can, and is
+left.
 
 Seen of Slurm 22.05: weights set by `scontrol` are lost when slurmctld starts again and at `scontrol
 reconfigure` (the nodes then have those of slurm.conf), reservations are kept; `sinfo` cuts weights off after

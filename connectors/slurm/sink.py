@@ -2,7 +2,7 @@
 
 Reads what is, asks for what differs, and reads again: that answers the command. What goes on for longer is
 followed by the listings of `SlurmSource`. A level once seen in force is not fought for, nor is a new one
-asked for soon after: who resumes a node by hand has it, and the read-back tells of it. Slurm holds a drain
+asked for soon after: who resumes a node by hand has it, and the read-back reports it. Slurm holds a drain
 when we are gone; a lapse sets nothing.
 """
 
@@ -39,7 +39,7 @@ MAX_JOBS = 1000  # requeued in one call
 # A command that Slurm refused for a node is not repeated within this, unless it changes. source: estimate
 REFUSED_S = 30.0
 AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long
-# A policy that drains a node again sooner may not have heard that somebody resumed it: that is read back
+# A policy that drains a node again sooner may not know yet that somebody resumed it: that is read back
 # once a minute, and shall have lasted for a while. source: estimate
 RESUMED_S = 180.0
 # Policies that a hand does not stop: people speak by the one, the other sees water
@@ -154,7 +154,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
             self._heed(entity)
         due = [e for e in touched if self._orders[e].level >= 0 and not self._changed_by_others(e)]
         lost = [e for e in touched if self._changed_by_others(e)]
-        due += await self._forgotten(lost) if lost else []
+        due += await self._lost_drains(lost) if lost else []
         problems = await self._ask_for(due)
         if self._requeue and await self._empty(due):
             await self._read()
@@ -164,7 +164,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         self.counts["refused"] += bool(problems)
         return problems
 
-    def _wanted(self, entities: Iterable[int]) -> dict[str, Wanted]:
+    def _levels_by_host(self, entities: Iterable[int]) -> dict[str, Wanted]:
         return {host: self._orders[e].wanted() for e in entities for host in self._hosts.get(e, ())}
 
     def _changed_by_others(self, entity: int) -> bool:
@@ -179,7 +179,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
         if order.level >= 1 and not order.seen_ns and soon and order.policy not in OUTRANK:
             order.seen_ns = drained_ns
 
-    async def _forgotten(self, lost: Iterable[int]) -> list[int]:
+    async def _lost_drains(self, lost: Iterable[int]) -> list[int]:
         """Return those of these nodes whose drains Slurm may have lost in a restart."""
         text = await self._source.ask("scontrol", "show", "config")
         for line in text.splitlines():
@@ -194,7 +194,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
 
         Of a call that it refuses it may have done all or a part: what is left is asked for node by node.
         """
-        updates = plan(self._wanted(due), self._nodes)
+        updates = plan(self._levels_by_host(due), self._nodes)
         refused: dict[str, str] = {}
         singly, alone = set[str](), set[str]()
         for update in updates:
@@ -205,7 +205,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
                     singly |= set(update.hosts)
         if updates:
             await self._read()
-        for rest in plan(self._wanted(due), self._nodes) if singly else ():
+        for rest in plan(self._levels_by_host(due), self._nodes) if singly else ():
             for host in [host for host in rest.hosts if host in singly][:SINGLY]:
                 words = await self._call(NodeUpdate(rest.state, rest.reason, (host,)).arguments(), 1)
                 refused[host] = explain(words or "")
@@ -215,7 +215,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
                     self._refuse(entity, refused[host])
         if singly:
             await self._read()
-        left = {host for rest in plan(self._wanted(due), self._nodes) for host in rest.hosts}
+        left = {host for rest in plan(self._levels_by_host(due), self._nodes) for host in rest.hosts}
         problems: list[str] = []
         for entity in due:
             hosts = [host for host in self._hosts.get(entity, ()) if host in left and refused.get(host)]
@@ -229,7 +229,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
 
     async def _empty(self, entities: Iterable[int]) -> bool:
         """Requeue jobs on nodes that are to be empty. Return True if any job was requeued."""
-        hosts = to_empty(self._wanted(entities), self._nodes)
+        hosts = to_empty(self._levels_by_host(entities), self._nodes)
         now_s = time.monotonic()
         self._kept = {job: kept for job, kept in self._kept.items() if now_s - kept[0] < AGAIN_S}
         jobs: list[str] = []

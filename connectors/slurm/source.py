@@ -83,7 +83,7 @@ class SlurmSource:
         self.nodes_every_s = self._jobs_every_s = period_s  # as long as Slurm answers quickly
         self._nodes: dict[str, SlurmNode] | None = None  # the last listing, if the last could be read
         self._nodes_s = -math.inf  # when it was asked for (monotonic)
-        # Told of each listing of nodes, with when (monotonic) it was asked for; what it gives is staged.
+        # Called with each listing of nodes and its instant (monotonic); the events it returns are staged.
         self.watch: Callable[[Mapping[str, SlurmNode], float], Sequence[Item]] | None = None
         self.power_saving = False  # whether Slurm may power nodes down
         self._placement = settings.placement

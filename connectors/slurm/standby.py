@@ -137,7 +137,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
         return [(state, hosts) for state, hosts in (("POWER_UP", up), ("POWER_DOWN", down)) if hosts]
 
     def _answer(self, touched: Sequence[int], refused: dict[str, str]) -> None:
-        """Answer the commands, and tell at once how the nodes are now: they fall silent before long."""
+        """Answer the commands, and report at once how the nodes are now: they fall silent before long."""
         now_ns = time.time_ns()
         items, problems = list[Item](), list[str]()
         for entity in touched:

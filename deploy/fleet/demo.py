@@ -213,7 +213,7 @@ class FleetDemo:
         return {row["hall"]: row for row in self.account().get("halls", ())}
 
     def lose(self, feeder: str, is_lost: bool) -> None:
-        """Tell the hub that a feeder lost its power, or has it again, as its meter would."""
+        """Report to the hub that a feeder lost its power, or has it again, as its meter would."""
         self.meter.lost[feeder] = is_lost
 
 
@@ -293,7 +293,7 @@ def play(demo: FleetDemo, say: Callable[[str], None]) -> str:
         named = all("is lost" in row["why"] for row in halls.values())
         if not drawn_w or sum(drawn_w) > FEEDER_W or not named:
             return None
-        # A hall that starved of processor time tells a low demand at first, and is lent less
+        # A hall that starved of processor time reports a low demand at first, and is lent less
         return halls if halls["hall-a"]["budget_w"] >= halls["hall-b"]["budget_w"] else None
 
     before = _until(lent, "both halls to be lent more than their share of one feeder")

@@ -19,8 +19,8 @@ from .load import (
     HorizonForecasts as HorizonForecasts,
     groups_of as groups_of,
     join as join,
+    published_coverage as published_coverage,
     run_group as run_group,
-    told_coverage as told_coverage,
 )
 from .new_site import backtest_new_site as backtest_new_site, score_new_site as score_new_site
 from .scores import (

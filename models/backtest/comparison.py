@@ -40,10 +40,10 @@ def to_best(held: Cells, columns: Sequence[int]) -> ErrorRatio:
     return _ratio(held, at, held.rivals[best_rival(summed(held, at))], counts)
 
 
-def best_rival(told: Score) -> str:
+def best_rival(score: Score) -> str:
     """Name of the simple baseline that errs least in these scores, as in `Cells.rivals`."""
-    life = f"ewma{told['ewma_half_life']}"
-    errors = {"naive": told["mae_naive"], "seasonal": told["mae_seasonal"], life: told["mae_ewma"]}
+    life = f"ewma{score['ewma_half_life']}"
+    errors = {"naive": score["mae_naive"], "seasonal": score["mae_seasonal"], life: score["mae_ewma"]}
     return min(errors, key=lambda name: np.inf if errors[name] is None else float(errors[name] or 0.0))
 
 

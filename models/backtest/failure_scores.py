@@ -26,11 +26,11 @@ from twin.catalogue import F64, I64, Bool
 
 BINS = 10
 WORDS = ("better", "worse", "not distinguishable")
-UNKNOWN = "too few days to tell"
+UNKNOWN = "too few days to judge"
 HIGHER_IS_BETTER = {"pr_auc": True, "roc_auc": True, "brier": False, "log_loss": False}
 LEAST_P = 1e-4  # in the logarithmic loss. source: estimate
 HOURS = 24.0
-MOST_SHOCKS = 20  # told one by one
+MOST_SHOCKS = 20  # reported one by one
 MOST_STEPS = 4000  # of a ranking whose days are resampled. source: estimate; an error far below the interval
 
 Score = dict[str, Any]
@@ -322,12 +322,12 @@ def score_failures(result: FailureResult, ks: Sequence[int], seed: int = 0) -> M
     return {
         "horizons": horizons,
         "fleet": counts,
-        "shocks": shocks_told(result),
+        "shocks": shock_score(result),
         "lookahead_days_checked": result.days_checked,
     }
 
 
-def shocks_told(result: FailureResult) -> Score:
+def shock_score(result: FailureResult) -> Score:
     """Causes in common of the whole log: how many, how many faults they had, and the greatest of them."""
     found = common_causes(result.log)
     greatest = sorted(found, key=lambda shock: (-shock.nodes, shock.day))[:MOST_SHOCKS]

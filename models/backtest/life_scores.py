@@ -28,7 +28,7 @@ from models.moving_block import resampled
 from twin.catalogue import F64
 
 Score = dict[str, Any]
-MOST_TELLING = 8  # levels of position with more values are not listed. source: estimate
+MOST_LEVELS = 8  # levels of position with more values are not listed. source: estimate
 BUDGET = 0.01  # of the fleet
 TOP = 20
 PAIRS = (
@@ -78,7 +78,7 @@ def _method(steps: tuple[LifeForecasts, ...], name: str, loss: F64, pairs: F64) 
         float((top(f.p[name][None], np.ones((1, len(f.y)), np.bool_), TOP)[0] * f.y).sum()) for f in steps
     )
     base = float(y.mean()) if len(y) else np.nan
-    told = reliability(p, y)
+    calibration = reliability(p, y)
     return {
         "log_loss": ratio(float(loss.sum()), float(pairs.sum())),
         "brier": float(((p - y) ** 2).mean()) if len(y) else np.nan,
@@ -86,10 +86,10 @@ def _method(steps: tuple[LifeForecasts, ...], name: str, loss: F64, pairs: F64) 
         "pr_auc": ranking.pr_auc(),
         "roc_auc": ranking.roc_auc(),
         "precision_at_20": ratio(hits, float(TOP * len(steps))),
-        "ece": told["ece"],
+        "ece": calibration["ece"],
         "forecast": float(p.sum()),
         "came": int(y.sum()),
-        "bins": told["bins"],
+        "bins": calibration["bins"],
     }
 
 
@@ -110,7 +110,7 @@ def _positions(result: LifeResult, drawn: np.ndarray) -> list[Score]:
     log, out = result.cells.log, []
     for j, level in enumerate(log.levels):
         values = np.unique(log.places[:, j])
-        if not 2 <= len(values) <= MOST_TELLING:
+        if not 2 <= len(values) <= MOST_LEVELS:
             continue
         sums = np.zeros((3, len(result.steps), len(values)))
         for i, f in enumerate(result.steps):

@@ -106,7 +106,7 @@ class Experts:
         points = np.full((len(self.each), *shape), np.nan)
         low = high = None
         for i, one in enumerate(self.each.values()):
-            for part, first in self._asked(panel, origins, one):
+            for part, first in self._groups_of(panel, origins, one):
                 own = origins[part]
                 said = one.predict(_since(panel.upto(int(own[-1])), first), own - first)
                 if said.point.shape != (shape[0], len(own), shape[2]):
@@ -118,7 +118,7 @@ class Experts:
                     low[:, part], high[:, part] = said.low, said.high
         return ExpertForecasts(points, low, high)
 
-    def _asked(self, panel: SeriesPanel, origins: I64, one: Forecaster) -> Iterator[tuple[slice, int]]:
+    def _groups_of(self, panel: SeriesPanel, origins: I64, one: Forecaster) -> Iterator[tuple[slice, int]]:
         """(origins that are asked for together, the first row that they know) of one expert."""
         if self.span is None or one.reach_rows <= self.span.rows:
             yield slice(0, len(origins)), max(0, int(origins[0]) + 1 - max(one.reach_rows, 1))

@@ -40,7 +40,7 @@ AUDITED = (0.03, 0.5, 0.97)  # where in the scored part the look ahead is checke
 AUDIT_ORIGINS = 64  # so many before each of them, and after. source: estimate
 FIT_ISSUES = 5000  # forecasts of one horizon take as long as fitting all experts once. source: measured
 
-Told = Callable[[float, str], None]  # hears what share is done, and what is done now
+ProgressCall = Callable[[float, str], None]  # called with the share that is done, and the present step
 
 
 @dataclass(frozen=True)
@@ -137,20 +137,20 @@ def backtest(
 ) -> BacktestResult:
     """Run through `panel` and keep the forecasts from origins in its last `1 - terms.start`.
 
-    `horizons`: rows, ascending. `progress` hears what share is done. A single expert that says nothing is
-    stood in for by the last value. Raises LookAhead if a forecast depends on a later row; ContractError for a
-    horizon without a scored outcome.
+    `horizons`: rows, ascending. `progress` is called with the share that is done. A single expert that says
+    nothing is stood in for by the last value. Raises LookAhead if a forecast depends on a later row;
+    ContractError for a horizon without a scored outcome.
     """
     terms = terms or BacktestTerms()
     groups = groups_of(panel, horizons, terms)
     parts = []
     for i, group in enumerate(groups):
 
-        def tell(share: float, _: str, i: int = i) -> None:
+        def note(share: float, _: str, i: int = i) -> None:
             if progress is not None:
                 progress((i + share) / len(groups))
 
-        parts.append(run_group(BacktestGroup(panel, horizons, group), experts, terms, tell))
+        parts.append(run_group(BacktestGroup(panel, horizons, group), experts, terms, note))
     return join(panel, horizons, tuple(experts), terms, parts)
 
 
@@ -166,7 +166,7 @@ def first_scored(panel: SeriesPanel, terms: BacktestTerms) -> int:
     return int(np.ceil(terms.start * panel.n_time))
 
 
-def told_band(result: BacktestResult, place: int) -> F64:
+def published_band(result: BacktestResult, place: int) -> F64:
     """Return low edge, median and high edge [k, n, 3] of a horizon, as the daemon reports its 90 % band.
 
     As wide as its history supports, and no narrower than that of a shorter horizon on the same grid, of
@@ -187,14 +187,14 @@ def told_band(result: BacktestResult, place: int) -> F64:
     return np.stack([np.where(never_below_zero, np.maximum(low, 0.0), low), median, high], axis=-1)
 
 
-def told_coverage(result: BacktestResult, place: int, columns: Sequence[int]) -> tuple[float, int]:
-    """(share, number) of outcomes of these series in the band that a daemon tells, its edges included; the
-    share is NaN of none. Outcomes without a told band count in neither.
+def published_coverage(result: BacktestResult, place: int, columns: Sequence[int]) -> tuple[float, int]:
+    """(share, number) of outcomes of these series in the band that a daemon reports, its edges included; the
+    share is NaN of none. Outcomes without a reported band count in neither.
     """
     course = result.courses[place]
     targets = course.origins + course.horizon
     due = targets < result.panel.n_time
-    low, _, high = np.moveaxis(told_band(result, place)[due][:, list(columns)], -1, 0)
+    low, _, high = np.moveaxis(published_band(result, place)[due][:, list(columns)], -1, 0)
     actual = result.panel.values[targets[due]][:, list(columns)]
     known = np.isfinite(low) & np.isfinite(high) & np.isfinite(actual)
     inside = (low[known] <= actual[known]) & (actual[known] <= high[known])
@@ -224,13 +224,13 @@ def run_group(
     group: BacktestGroup,
     experts: Mapping[str, type[Forecaster]],
     terms: BacktestTerms,
-    tell: Told | None = None,
+    progress: ProgressCall | None = None,
 ) -> GroupResult:
     """Live through a panel with one group of horizons: the same whatever is run beside it."""
     run = _GroupRun(group, experts, terms)
     for share, what in run.through():
-        if tell is not None:
-            tell(share, what)
+        if progress is not None:
+            progress(share, what)
     return GroupResult(run.courses(), run.fit_s, run.cuts, run.checked, run.fits_cpu_s, run.silent)
 
 

@@ -19,7 +19,7 @@ Score = dict[str, float | int | None]
 
 HALF_LIVES = (5, 15, 60)  # rows; the best in hindsight counts
 RESAMPLES, CONFIDENCE_Z = 500, 1.6449  # 90 % intervals: 5 and 95 % of the bootstrap, and of a normal
-ENOUGH_TARGETS = 500  # non-overlapping ones, from which on coverage is told without its interval
+ENOUGH_TARGETS = 500  # non-overlapping ones, from which on coverage is stated without its interval
 # Blocks, and targets that do not overlap, below which there is no interval, and a horizon does not count
 # among several. source: estimate
 LEAST_BLOCKS = 10
@@ -310,8 +310,8 @@ def summed(held: Cells, columns: Sequence[int], seed: int = 0) -> Score:
         out[f"coverage{name}"] = _mean(held.inside[name][:, at])
     for name in BANDS:
         out[f"coverage{name}_closed"] = _mean(held.closed[name][:, at])
-    told = LEAST_BLOCKS <= free < ENOUGH_TARGETS
-    ends = binomial(_mean(held.inside["90"][:, at]), free) if told else (np.nan, np.nan)
+    enough = LEAST_BLOCKS <= free < ENOUGH_TARGETS
+    ends = binomial(_mean(held.inside["90"][:, at]), free) if enough else (np.nan, np.nan)
     out["coverage90_low"], out["coverage90_high"] = ends
     peak_size = float(np.nansum(held.peak_size[:, at]))
     ramp, announced = held.ramp[:, at], held.announced[:, at]
@@ -357,16 +357,16 @@ def score_load(
     whole = list(range(panel.n)) if pooled is None else list(pooled)
     out: list[dict[str, object]] = []
     for course, one in zip(result.courses, each_cells(result) if held is None else held, strict=True):
-        told: dict[str, object] = {
+        score: dict[str, object] = {
             "horizon_steps": course.horizon,
             "horizon_s": course.horizon * panel.step_s,
         }
-        told |= summed(one, whole, seed)
-        told["unchanged_share"] = _mean(still[whole])
-        told |= {"fit_s": result.fit_s, "predict_ms": course.predict_ms}
-        told["series"] = {
+        score |= summed(one, whole, seed)
+        score["unchanged_share"] = _mean(still[whole])
+        score |= {"fit_s": result.fit_s, "predict_ms": course.predict_ms}
+        score["series"] = {
             name: summed(one, [j], seed) | {"unchanged_share": float(still[j])}
             for j, name in enumerate(names)
         }
-        out.append(told)
+        out.append(score)
     return out

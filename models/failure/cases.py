@@ -31,7 +31,7 @@ RECENT, RECENT_SLOTS = (
     2,
 )  # images of all nodes, and slots between them: they cover the hour before a failure
 HOUR_NS = 3600 * NS
-LARGEST = 60_000.0  # of half precision, with room. Differences below a thousandth tell nothing
+LARGEST = 60_000.0  # of half precision, with room. Differences below a thousandth say nothing
 UNUSUAL, QUIET, BEFORE = 0, 1, 2  # how a case was taken; the last: in the hour before a failure
 _KINDS: dict[str, Any] = {
     "node": np.int32,
@@ -62,7 +62,7 @@ class CaseLog:
         self.columns["x"] = np.zeros((0, len(names)), np.float16)
         self.columns["said"] = np.zeros((0, n_said), np.float32)
         self.slot = -1  # the newest that was looked at
-        self.settled_ns = 0  # failures up to here have been told to the cases
+        self.settled_ns = 0  # failures up to here have been added to the cases
         self.next_slot = np.zeros(n, np.int64)  # of a node that stays unusual
         self.gap = np.ones(n, np.int64)  # slots until then
         self.signs = np.zeros(n, np.uint8)  # unusual features at the last sample
@@ -161,7 +161,7 @@ class CaseLog:
     def settle(self, node: I32, start_ns: I64, failed: Bool, now_ns: int) -> None:
         """Set outcomes: from these instants on, nodes had failed, or could no longer be observed.
 
-        Rows in order of start; those that were told before, or have not settled, are left out.
+        Rows in order of start; those that were added before, or have not settled, are left out.
         """
         upto_ns = now_ns - SETTLED_NS
         new = np.flatnonzero((start_ns > self.settled_ns) & (start_ns <= upto_ns))

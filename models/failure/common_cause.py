@@ -1,6 +1,6 @@
 """Faults with a common cause: more nodes within ten minutes than chance explains.
 
-They tell of what the nodes share, not of the nodes: what fits or foresees each node's own faults leaves
+They describe what the nodes share, not the nodes: what fits or foresees each node's own faults leaves
 them out, and the whole fleet bears their rate. By time alone, as a log names no racks. Whether a fault
 counts as shared depends on the faults up to ten minutes after it, and never changes later.
 """

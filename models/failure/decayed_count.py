@@ -11,7 +11,7 @@ import numpy as np
 from models.failure.fault_log import FaultLog
 from twin.catalogue import F64
 
-HALF_LIFE_D = 30.0  # source: estimate; the span over which one fault tells of another
+HALF_LIFE_D = 30.0  # source: estimate; the span over which one fault predicts another
 GRAIN = 1e-3  # of a score
 ORDER = 1e-9  # of a probability
 PRIOR_CASES = 2.0  # cases at the mean rate that every step of the map is drawn to. source: estimate

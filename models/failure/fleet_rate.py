@@ -22,11 +22,11 @@ from twin.catalogue import F64, I64
 HALF_LIVES_D = (7.0, 15.0, 30.0, 60.0, 120.0)  # source: estimate
 LEVEL = 0.90
 PRIOR_DAYS = 3.0  # of days at the mean rate so far that a recent rate is drawn to. source: estimate
-LEAST_DAYS = 7  # of past before a rate is told of. source: estimate
+LEAST_DAYS = 7  # of past before a rate is stated. source: estimate
 # The spread before errors were seen, as a multiple of Poisson's, and how many spans of errors it counts for.
 # source: estimate
 SPREAD, SPREAD_SPANS = 1.5, 1.0
-SPREAD_HALF_LIFE_D = 180.0  # of what an error tells of the spread. source: estimate
+SPREAD_HALF_LIFE_D = 180.0  # of what an error says about the spread. source: estimate
 FIRST_CHOICE = HALF_LIVES_D.index(60.0)  # before errors were seen. source: estimate
 LEAST_MEAN = 0.1  # faults; so that errors of a fleet without any say something. source: estimate
 MOST_SQUARE = 9.0  # times the spread so far that one error counts for: a shock is no rule. source: estimate
@@ -91,8 +91,8 @@ def fleet_forecasts(counts: F64, span_d: int) -> F64:
 def useful_ends(mean: float, low: float, high: float) -> tuple[float, float]:
     """Return the ends of an interval, or NaN for one too wide to be useful."""
     poisson = interval(mean, mean)
-    tells = high - low <= max(SMALL, MOST_OF_MEAN * mean, MOST_OF_POISSON * (poisson[1] - poisson[0]))
-    return (low, high) if tells else (np.nan, np.nan)
+    narrow = high - low <= max(SMALL, MOST_OF_MEAN * mean, MOST_OF_POISSON * (poisson[1] - poisson[0]))
+    return (low, high) if narrow else (np.nan, np.nan)
 
 
 def _means(counts: F64, span_d: int) -> F64:

@@ -80,7 +80,7 @@ def outcomes(cases: Mapping[str, Any], settled_ns: int, horizon_s: float) -> Out
     """Return the present outcome of each case. The hour before a failure is kept complete: nothing else
     shows it.
 
-    A case of which people took the node away before its horizon was over tells nothing, nor one whose horizon
+    A case whose node people took away before its horizon was over says nothing, nor one whose horizon
     is not over, whatever became of it already.
     """
     horizon_ns = round(horizon_s * NS)
@@ -108,8 +108,8 @@ def grow(rows: F64, y: Bool, weight: F64, seed: int) -> dict[str, Any]:
     known = np.isfinite(rows)
     low = np.where(known, rows, np.inf).min(axis=0, initial=np.inf)
     high = np.where(known, rows, -np.inf).max(axis=0, initial=-np.inf)
-    telling = np.flatnonzero((low < high) | ((low == high) & ~known.all(axis=0)))
-    if not len(telling) or y.all() or not y.any():
+    informative = np.flatnonzero((low < high) | ((low == high) & ~known.all(axis=0)))
+    if not len(informative) or y.all() or not y.any():
         return {}
     model = HistGradientBoostingClassifier(
         max_iter=ROUNDS,
@@ -122,9 +122,9 @@ def grow(rows: F64, y: Bool, weight: F64, seed: int) -> dict[str, Any]:
         random_state=seed,
     )
     with threadpool_limits(1):  # a second thread that waits for a busy core costs more than it brings
-        model.fit(rows[:, telling], y, sample_weight=weight / weight.mean())
+        model.fit(rows[:, informative], y, sample_weight=weight / weight.mean())
     packed = trees.pack_trees(_LogOdds(model))
-    packed["feature"] = np.where(packed["feature"] < 0, -1, telling[packed["feature"]]).astype(np.int32)
+    packed["feature"] = np.where(packed["feature"] < 0, -1, informative[packed["feature"]]).astype(np.int32)
     return packed | {"n_feature": np.array([rows.shape[1]], np.int32)}
 
 

@@ -3,7 +3,7 @@
 From the first minute a baseline on the log of failures alone, see `models.failure.rates`. A hazard on
 telemetry learns beside it (`models.failure.cases`, `models.failure.live_hazard`) and takes its place
 horizon by horizon, once what it really said was better beyond chance. A failure is one by a node's own
-doing, as `view.failures()` tells; those with a cause in common are a rate of their own that all nodes
+doing, as `view.failures()` reports; those with a cause in common are a rate of their own that all nodes
 share.
 """
 
@@ -100,7 +100,7 @@ class Failure:
             return
         log, features = view.failures(), view.node_features()
         if not self.begun_ns:
-            if not len(log.node) and not _heard(features):
+            if not len(log.node) and not _has_telemetry(features):
                 return
             self.begun_ns = view.now_ns
         if self.cases.n != n:
@@ -172,16 +172,16 @@ class Failure:
             self._mine = mine
         self._odd = signs > 0
         if look:
-            told: F32 = np.concatenate([self._baseline()[0], self._mine]).T.astype(np.float32)
-            self.cases.sample(now_ns, values, signs, told, up & ~self._blank)
+            forecasts: F32 = np.concatenate([self._baseline()[0], self._mine]).T.astype(np.float32)
+            self.cases.sample(now_ns, values, signs, forecasts, up & ~self._blank)
 
     def _say_nodes(self, past: FailureHistory, out: Bool) -> None:
         shock, places = rates.shock_rate(past), self.fitted.hazards.places
-        told = self._baseline()
+        baseline = self._baseline()
         least = np.zeros((3, len(out)))
         for i, horizon_s in enumerate(self.horizons_s):
-            three = tuple(part[i] for part in told)
-            if self._told_by_hazard(i):
+            three = tuple(part[i] for part in baseline)
+            if self._is_by_hazard(i):
                 three = self._mine[i], *self.fitted.hazards.band(places.index(i), self._mine[i])
             spared = np.exp(-shock * self.spans_d[i])
             # A node that fails within an hour fails within a day.
@@ -190,14 +190,14 @@ class Failure:
             version = f"{self.name}@{self.fitted.version}"
             self._said.append(Forecast(NODE, horizon_s, mean, low, high, version, self._basis(i, past)))
 
-    def _told_by_hazard(self, i: int) -> bool:
+    def _is_by_hazard(self, i: int) -> bool:
         """Return True if the champion is the hazard, and it knows the features."""
         return self.fitted.champions[i].hazard and bool(np.isfinite(self._mine[i]).all())
 
     def _basis(self, i: int, past: FailureHistory) -> str:
         """Return the basis of a forecast, as a sentence."""
         champion, k, days = self.fitted.champions[i], past.own.k, past.now_d
-        if self._told_by_hazard(i):
+        if self._is_by_hazard(i):
             since = np.datetime64(champion.since_ns // NS, "s")
             text = f"telemetry, since {since}Z: better than the failure rates alone by {champion.gain:.2g} "
             text += f"of log loss per failure on {champion.failures} failures"
@@ -210,8 +210,8 @@ class Failure:
         else:
             text = f"published failure rates, {1e3 * rates.PRIOR_RATE:.2g} per 1000 node-days "
             text += f"(arXiv 2410.21680): this fleet had no failure in {_span(days)}"
-        if champion.hazard and not self._told_by_hazard(i):
-            text += "; telemetry tells more since the last fit, and the next one takes it in"
+        if champion.hazard and not self._is_by_hazard(i):
+            text += "; telemetry has more signals since the last fit, and the next one takes it in"
         elif not champion.hazard and champion.failures:
             text += f"; telemetry made it no better so far, on {champion.failures} failures"
         if len(past.shock_d):
@@ -325,7 +325,7 @@ class Failure:
         self._said = []
 
 
-def _heard(features: NodeFeatures) -> bool:
+def _has_telemetry(features: NodeFeatures) -> bool:
     """Return True if anything is known of any node."""
     at = [i for i, name in enumerate(features.names) if name in TELEMETRY]
     return bool(np.isfinite(features.values[:, at]).any())

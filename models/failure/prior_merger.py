@@ -31,7 +31,7 @@ _LOG_LEVELS = np.linspace(-4.0, 4.0, 65)
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)  # 0: a failure adds as much anywhere; 1: it multiplies the rate
 LEAST_FLEETS = 5  # for a power of their own. source: estimate
 _SPREADS = np.linspace(0.1, 2.0, 20).tolist()  # between fleets, standard deviations of a logarithm
-MOST_VARIANCE = 4.0  # of a logarithm: beyond it a fleet tells nothing. source: estimate
+MOST_VARIANCE = 4.0  # of a logarithm: beyond it a fleet says nothing. source: estimate
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 class FleetEstimate(NamedTuple):
-    """Logarithms that a fleet's statistics tell of: failures per node-day, shape, median days of a repair."""
+    """Logarithms that a fleet's statistics give: failures per node-day, shape, median days of a repair."""
 
     rate: Estimate
     shape: Estimate
@@ -86,7 +86,7 @@ def random_effects(parts: Sequence[Estimate]) -> tuple[Estimate, float]:
     """(mean over fleets, variance between them: of DerSimonian and Laird, with the assumed one)."""
     known = [part for part in parts if part.variance <= MOST_VARIANCE]
     if not known:
-        raise ContractError("no statistics tell enough through their noise: merge more, or larger fleets")
+        raise ContractError("no statistics are significant above their noise: merge more, or larger fleets")
     y = np.array([part.log for part in known])
     v = np.array([max(part.variance, 1e-6) for part in known])
     w, k = 1.0 / v, len(known)

@@ -2,7 +2,7 @@
 
 Before anything failed, a rate from the literature; then the same as a Gamma prior that the fleet's own
 failures outweigh, shared out to nodes by their own history (Gamma-Poisson), and, once fitted, by failures
-that excite failures. Failures with a cause in common tell nothing of a node: they are a rate of their own
+that excite failures. Failures with a cause in common say nothing about a node: they are a rate of their own
 that all share.
 """
 
@@ -42,8 +42,9 @@ LEAST_SHAPE = 0.05
 class FailureHistory(NamedTuple):
     """A log of health as logs of failures, in days since the watch began.
 
-    `own`: what tells of a node; `down` [n]: nodes that are not to be used now; `shock_d`, `shock_nodes`: when
-    causes in common struck, and how many nodes; `all_d`: starts of all failures; node_days: watched so far.
+    `own`: what is known of a node; `down` [n]: nodes that are not to be used now; `shock_d`, `shock_nodes`:
+    when causes in common struck, and how many nodes; `all_d`: starts of all failures; node_days: watched so
+    far.
     """
 
     own: FaultLog
@@ -96,7 +97,7 @@ def _by_watch(log: FailureLog, now_ns: int) -> tuple[FailureLog, int]:
 
 
 def own_failures(log: FailureLog) -> Bool:
-    """Rows that tell of a node itself [k]: failures by its own doing, since the watch began."""
+    """Rows that count for a node itself [k]: failures by its own doing, since the watch began."""
     out: Bool = is_failure(log) & ~log.shared & (log.start_ns >= log.begin_ns)
     return out
 
@@ -198,8 +199,8 @@ def fleet_count(
 ) -> tuple[float, float, float]:
     """(mean, low, high) of the fleet's number of failures within a span, by `daily_counts` counts so far.
 
-    In the first week by the prior and what was counted, later by how well past counts would have told. The
-    ends are NaN where they would say next to nothing.
+    In the first week by the prior and what was counted, later by how well past counts would have predicted.
+    The ends are NaN where they would say next to nothing.
     """
     if len(days) < LEAST_DAYS:
         rate, shape = fleet_posterior(past, prior)

@@ -2,8 +2,8 @@
 
 Both are self-exciting rates. A cause in common that strikes anyone leaves all nodes the same chance of the
 next one; one that strikes the same nodes again and again, as a rack's feed or a cluster's reinstallation
-does, is told of those nodes. The faults of one cause are one piece of evidence: the second fit is drawn to a
-constant rate by as many times more faults as a cause has on average.
+does, is attributed to those nodes. The faults of one cause are one piece of evidence: the second fit is drawn
+to a constant rate by as many times more faults as a cause has on average.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from twin.catalogue import F64, I64, Bool
 # Edges of the groups of age, in days in service. source: estimate
 AGES_D = (30.0, 90.0, 180.0, 365.0, 545.0, 730.0, 910.0, 1095.0, 1460.0, 1825.0)
 YEAR_D = 365.25
-MOST_BATCH_VALUES = 32  # of a level that batches are told apart by. source: estimate
+MOST_BATCH_VALUES = 32  # of a level that batches are distinguished by. source: estimate
 MOST_PAIR_LEVELS = 400  # combinations of two levels of position that are a factor. source: estimate
 
 

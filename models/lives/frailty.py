@@ -103,12 +103,12 @@ def choose_terms(group: str, each: Sums, step_d: float, longest_d: float = np.in
     for half_life_d in [life_d for life_d in HALF_LIVES_D if life_d <= longest_d]:
         fade = 0.5 ** (step_d / half_life_d)
         came, forecast, gain = np.zeros(len(width)), np.zeros(len(width)), np.zeros(len(FRAILTY_SHAPES))
-        for count, told in each:
+        for count, expected in each:
             failed = np.flatnonzero(count)
             for i, a in enumerate(FRAILTY_SHAPES):
                 factor = (a + came) / (a + forecast)
-                gain[i] += count[failed] @ np.log(factor[failed]) - (width * told) @ (factor - 1.0)
-            came, forecast = fade * (came + count), fade * (forecast + told)
+                gain[i] += count[failed] @ np.log(factor[failed]) - (width * expected) @ (factor - 1.0)
+            came, forecast = fade * (came + count), fade * (forecast + expected)
         i = int(np.argmax(gain))
         if gain[i] > best.gain:
             best = FrailtyTerms(group, FRAILTY_SHAPES[i], half_life_d, float(gain[i]))
@@ -123,12 +123,12 @@ def _merged(each: Sums) -> tuple[Sums, F64]:
     """
     size = len(each[0][0])
     total = sum((count for count, _ in each), np.zeros(size))
-    told = sum((told for _, told in each), np.zeros(size))
+    expected = sum((expected for _, expected in each), np.zeros(size))
     first = np.full(size, len(each))
     for i in range(len(each) - 1, -1, -1):
         first[each[i][1] > 0] = i
-    never = np.flatnonzero((total == 0) & (told > 0))
-    never = never[np.lexsort((told[never], first[never]))]
+    never = np.flatnonzero((total == 0) & (expected > 0))
+    never = never[np.lexsort((expected[never], first[never]))]
     failed = np.flatnonzero(total)
     index = np.zeros(size, np.int64)  # members that were never there add nothing anywhere
     index[failed] = np.arange(len(failed))
@@ -139,9 +139,9 @@ def _merged(each: Sums) -> tuple[Sums, F64]:
     return [
         (
             sums(index[there], count[there], merged),
-            sums(index[there], told[there], merged) / width,
+            sums(index[there], expected[there], merged) / width,
         )
-        for count, told in each
+        for count, expected in each
     ], width
 
 

@@ -2,7 +2,7 @@
 
 A level's effect is Gamma(a, a); with O events where the other effects expect M, it becomes (a + O) / (a + M).
 The shape a of a factor is the one under which its levels' counts are likeliest (negative binomial), so that a
-factor that tells nothing is left at 1 and a rare level stays near it. Effects are found in turn until they
+factor that says nothing is left at 1 and a rare level stays near it. Effects are found in turn until they
 stand. source: Clayton and Kaldor, Biometrics 43 (1987), empirical Bayes estimates of relative risks
 """
 
@@ -66,8 +66,8 @@ def likelihood(count: F64, expected: F64, shape: float) -> float:
 
 def likeliest_shape(count: F64, expected: F64, shapes: Sequence[float] = SHAPES) -> float:
     """Of `shapes`, the one under which the counts are likeliest."""
-    told = [likelihood(count, expected, shape) for shape in shapes]
-    return shapes[int(np.argmax(told))]
+    likelihoods = [likelihood(count, expected, shape) for shape in shapes]
+    return shapes[int(np.argmax(likelihoods))]
 
 
 def fit_effects(count: F64, days: F64, factors: Sequence[Factor]) -> Effects:

@@ -106,7 +106,8 @@ class LifeHazard:
     def follows(self) -> dict[str, dict[str, float]]:
         """By class of fault: the likelihood that the past of the serial, or of the position, gains alone.
 
-        Beside what the fleet, the year of installation and the neighbours tell, on the steps of the training.
+        Beside what the fleet, the year of installation and the neighbours predict, on the steps of the
+        training.
         """
         out: dict[str, dict[str, float]] = {}
         for c, name in enumerate(self.cells.log.classes):

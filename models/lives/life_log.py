@@ -1,10 +1,10 @@
 """Life log: stays of devices (assets) at positions, and their faults, on a clock of days.
 
-An asset is one device, told by its serial number; a position is a place that one asset at a time occupies,
-told by levels from the outermost to the innermost (row, cabinet, cage, slot, node). A stay is the time of one
-asset at one position: an asset that moves, or comes back from repair, begins another. A stay that ends
-without a fault tells that the asset was alive until then and no more (censoring). In observation gaps nobody
-watched: no fault there is no sign of health. `LifeLog.known_at` is the only way to look back.
+An asset is one device, identified by its serial number; a position is a place that one asset at a time
+occupies, named by levels from the outermost to the innermost (row, cabinet, cage, slot, node). A stay is the
+time of one asset at one position: an asset that moves, or comes back from repair, begins another. A stay that
+ends without a fault shows that the asset was alive until then and no more (censoring). In observation gaps
+nobody watched: no fault there is no sign of health. `LifeLog.known_at` is the only way to look back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from twin.catalogue import F64, I32, I64, Bool, ContractError
 
 REMOVED, FAILED, WATCHED = 0, 1, 2  # how a stay ended: taken out alive, with a fault, not at all
 ENDINGS = ("removed", "failed", "watched")
-SAME_D = 1.0 / 86_400.0  # a fault so close to the end of a stay ended it: clocks tell seconds
+SAME_D = 1.0 / 86_400.0  # a fault so close to the end of a stay ended it: clocks count seconds
 # Faults of one asset less than a day apart are one episode: reports of one defect. source: estimate
 EPISODE_D = 1.0
 

@@ -204,11 +204,11 @@ def _design(past: SeriesPanel, counts: tuple[int, int]) -> tuple[F64, F64, F64]:
     targets, lagged, shapes = [np.empty(0)], [np.empty((0, order))], [shape[:0]]
     known = fill_gaps(values, ORDERS[-1])
     for column, lags in zip(values.T, known.T, strict=True):
-        heard = column[np.isfinite(column)]
-        if len(heard) < 2 * ROWS_PER_LAG or not heard.std() > 0:
+        finite = column[np.isfinite(column)]
+        if len(finite) < 2 * ROWS_PER_LAG or not finite.std() > 0:
             continue
-        target = (column[order:] - heard.mean()) / heard.std()
-        scaled = (lags[:-1] - heard.mean()) / heard.std()
+        target = (column[order:] - finite.mean()) / finite.std()
+        scaled = (lags[:-1] - finite.mean()) / finite.std()
         before = np.lib.stride_tricks.sliding_window_view(scaled, order)[:, ::-1]
         whole = np.isfinite(before).all(axis=1) & np.isfinite(target)
         targets.append(target[whole])

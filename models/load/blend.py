@@ -1,7 +1,7 @@
 """A blend: a grid's recent rows, the experts that forecast from them, and how they were combined so far.
 
 What the daemon keeps per grid. Rows are numbered from the epoch, so that they are the same after a restart;
-a row that nobody heard is a gap.
+a row without a reading is a gap.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KeptRows:
 class Blend:
     """Forecasts of `n` series on one grid.
 
-    `experts` say what the rows tell; `more` names those whose points are given from outside.
+    `experts` forecast from the rows; `more` names those whose points are given from outside.
     """
 
     def __init__(

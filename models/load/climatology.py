@@ -183,7 +183,7 @@ class SeasonalMean(_Usual):
     """Mean over the days of the mean within the hour, and what is left of the present deviation from it.
 
     A day weighs half after a week; of the deviation half is left after a day. Between the middles of two
-    hours the mean goes in a line. A deviation is forgotten when nothing is heard for an hour.
+    hours the mean goes in a line. A deviation is forgotten when no reading arrives for an hour.
     """
 
     name: ClassVar[str] = "seasonal_ewma"
@@ -195,7 +195,7 @@ class SeasonalMean(_Usual):
         horizons = np.asarray(self.grid.horizons)
         at = rows_since_epoch(panel) + origins
         point = self._between(panel, at + horizons[:, None], (at + 1) // self._hour - 1)
-        # As foretold before this hour began.
+        # As predicted before this hour began.
         present = self._between(panel, at, at // self._hour - 1)
         off = last_within(panel.values, origins, self._hour) - present
         off[~np.isfinite(off)] = 0.0
@@ -296,7 +296,7 @@ def of_recent_rows(
 
 
 def _one_window(panel: SeriesPanel, end: int, back: I64, summarise: Callable[[F64], F64]) -> F64:
-    """`summarise` of one window [k, 1, n]; the panel's memo tells if it was seen before."""
+    """`summarise` of one window [k, 1, n]; from the panel's memo where it was computed before."""
     key = _one_window, summarise, back[-1], len(back)
     window = rows_since_epoch(panel) + end, int(np.count_nonzero(back <= end))
     held: tuple[tuple[int, int], F64] | None = panel.memo.get(key)

@@ -26,9 +26,9 @@ def restlessness(values: F64, origins: I64) -> F64:
     After a long silence it is the usual alone.
     """
     change = np.abs(np.diff(forward_fill(values), axis=0, prepend=np.nan))
-    heard = np.isfinite(change) & np.isfinite(values)  # a row that nobody heard is no calm one
-    total = np.vstack([np.zeros((1, values.shape[1])), np.cumsum(np.where(heard, change, 0.0), axis=0)])
-    count = np.vstack([np.zeros((1, values.shape[1])), np.cumsum(heard, axis=0)])
+    finite = np.isfinite(change) & np.isfinite(values)  # a row without a reading is no calm one
+    total = np.vstack([np.zeros((1, values.shape[1])), np.cumsum(np.where(finite, change, 0.0), axis=0)])
+    count = np.vstack([np.zeros((1, values.shape[1])), np.cumsum(finite, axis=0)])
     means = []
     for rows in (BRISK_ROWS, CALM_ROWS):
         begin, end = np.maximum(origins + 1 - rows, 0), origins + 1
@@ -43,15 +43,15 @@ def restlessness(values: F64, origins: I64) -> F64:
 def restlessness_now(values: F64) -> F64:
     """`restlessness` at the last row alone, in a tenth of the time. [n]
 
-    Rows in which nothing was heard cost nothing; only series with gaps of their own take the long way.
+    Rows without a reading cost nothing; only series with gaps of their own take the long way.
     """
     values = values[-CALM_ROWS - 1 :]
     out = np.full(values.shape[1], np.nan)
-    heard = _heard_rows(values)
-    if len(heard) < 2:
+    rows_known = _known_rows(values)
+    if len(rows_known) < 2:
         return out
-    rows = values if len(heard) == len(values) else values[heard]
-    brisk = int(np.searchsorted(heard[1:], len(values) - BRISK_ROWS))
+    rows = values if len(rows_known) == len(values) else values[rows_known]
+    brisk = int(np.searchsorted(rows_known[1:], len(values) - BRISK_ROWS))
     changes = len(rows) - 1
     out = _total_change(rows) / changes
     if brisk < changes:
@@ -65,7 +65,7 @@ def restlessness_now(values: F64) -> F64:
     return out
 
 
-def _heard_rows(values: F64) -> I64:
+def _known_rows(values: F64) -> I64:
     """Places of the rows in which any value is finite."""
     maybe_silent = np.flatnonzero(~np.isfinite(values[:, :1]).all(axis=1))
     silent = maybe_silent[~np.isfinite(values[maybe_silent]).any(axis=1)]

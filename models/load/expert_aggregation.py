@@ -111,7 +111,7 @@ class ExpertAggregation:
         self._overlap = overlap = -(-self.horizon // self.stride)
         share = independent_share(overlap)
         prior = np.array([LAST if name == "last" else 1.0 for name in self.experts])
-        # Those that are told from outside count beside the others: without them, the same comes out
+        # Those that are given from outside count beside the others: without them, the same comes out
         read = np.array([name not in OUTSIDE for name in self.experts])
         prior /= prior[read].sum() if read.any() else prior.sum()
         self._combination = Combination(n, prior, share**REGRET_POWER, KEEP)

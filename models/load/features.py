@@ -182,7 +182,7 @@ def _near(rows: F64, out: F64) -> tuple[F64, F64]:
     weights = 0.5 ** ((back[:, 0] - 1) / np.array(HALF_LIVES)[:, None])
     weight = weights.sum(axis=1)[:, None] if known is None else weights @ known
     at_column = len(RAMP_ROWS)
-    with np.errstate(invalid="ignore"):  # a series that was never heard has no weight
+    with np.errstate(invalid="ignore"):  # a series without any reading has no weight
         np.divide(weights @ away, weight, out=out[at_column : at_column + len(HALF_LIVES)])
     at_column += len(HALF_LIVES)
     spread = _windows(away, np.abs(moved), known, out[at_column : at_column + 6 * len(WINDOW_ROWS)])

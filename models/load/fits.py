@@ -16,7 +16,7 @@ from models.load.forecasters import FORECASTERS
 from models.load.panel import SeriesPanel
 from twin.catalogue import F64, I64
 
-# Measured until now and, where somebody tells an outlook, known ahead: what learned experts may look at.
+# Measured until now and, where an outlook is published, known ahead: what learned experts may look at.
 KNOWN = ("site.outdoor_temp_c", "site.outdoor_wet_bulb_c")
 # (name, longest step, rows kept, longest horizon): 26 hours of minutes, four weeks of quarters of an hour, so
 # that a day, and four times the same hour of the week, lie behind every origin. source: estimate

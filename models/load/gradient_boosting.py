@@ -118,7 +118,7 @@ def _grow(lesson: TrainingSet, seed: int) -> Parameters:
         return {}
     n = len(lesson.y)
     leaf = int(min(max(LEAST_LEAF, APART_LEAF * n / lesson.n_apart), n // 10))
-    columns = _telling(lesson.x[early])
+    columns = _informative(lesson.x[early])
     trial = _fit(lesson.x[np.ix_(early, columns)], lesson.y[early], 0.5, ROUNDS, leaf, seed)
     changes = list(trial.staged_predict(lesson.x[np.ix_(later, columns)]))
     rounds = 1 + int(np.argmin([error(change, lesson, later) for change in changes]))
@@ -135,7 +135,7 @@ def _grow(lesson: TrainingSet, seed: int) -> Parameters:
     return out
 
 
-def _telling(x: F64) -> I64:
+def _informative(x: F64) -> I64:
     """Columns that hold more than one value."""
     with np.errstate(invalid="ignore"):
         low, high = np.fmin.reduce(x, axis=0), np.fmax.reduce(x, axis=0)

@@ -2,7 +2,7 @@
 
 Two grids of rows: minutes for horizons up to an hour, quarters of an hour beyond. On each the experts of
 `models.load.forecasters`, and those of `models.load.schedule`, are combined online as in a backtest. A
-row is the mean of what was measured in its time; one that nobody heard is a gap, and a forecast is of a
+row is the mean of what was measured in its time; one without a reading is a gap, and a forecast is of a
 row's mean. Fits run in a worker on the rows gathered here.
 """
 
@@ -226,15 +226,17 @@ class Load:
         falls = schedule.load_drops(view, horizons_s)
         newest = blend.panel(1).values[-1]
         planned = np.full((len(horizons_s), blend.n), np.nan)
-        told = np.full((len(horizons_s), blend.n), np.nan)
+        outlooks = np.full((len(horizons_s), blend.n), np.nan)
         for key, series in self._slices.items():
             if key in falls:
                 # Where no job ends it would be the last value once more: it sleeps
                 ends = falls[key] > 0.0
                 planned[:, series] = np.where(ends, np.maximum(newest[series] - falls[key], 0.0), np.nan)
             for i, horizon_s in enumerate(horizons_s):
-                told[i, series] = view.outlook(key, (blend.row + 1) * blend.step_ns + round(horizon_s * NS))
-        return {"schedule": planned, "outlook": told}
+                outlooks[i, series] = view.outlook(
+                    key, (blend.row + 1) * blend.step_ns + round(horizon_s * NS)
+                )
+        return {"schedule": planned, "outlook": outlooks}
 
     def next_fit_s(self) -> float:
         """Seconds from one fit to the next: soon at first, rarely once there is much past."""

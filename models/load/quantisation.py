@@ -13,7 +13,7 @@ from twin.catalogue import F64, Bool
 STEPS = (100.0, 72.0, 64.0, 50.0, 32.0, 16.0, 10.0, 8.0, 5.0, 4.0, 2.0, 1.0, 0.5, 0.25, 0.2, 0.1, 0.05, 0.01)
 NEAR = 1e-6  # part of a step that a value may be off. source: estimate; decimals are not exact in binary
 FEW = 4  # rows that are looked at first. source: estimate
-ENOUGH = 20  # finite values that tell a step. source: estimate; fewer may all be even by chance
+ENOUGH = 20  # finite values that show a step. source: estimate; fewer may all be even by chance
 
 
 def quantum(values: F64) -> F64:

@@ -1,7 +1,7 @@
 """Known changes ahead: jobs that reach their limits, and external outlooks.
 
 Two experts beside those that read the past. `schedule` says: as now, less what the jobs draw whose time limit
-will be over. `outlook` says what somebody told of this very quantity. Neither is believed blindly: the blend
+will be over. `outlook` holds published values of this quantity. Neither is believed blindly: the blend
 weighs them by how they did.
 """
 

@@ -126,7 +126,7 @@ class StateSpace:
         """
         first = rows_since_epoch(panel)
         begin = (first + origin) // CHUNK_ROWS * CHUNK_ROWS - first - self._warm
-        missing, place = max(-begin, 0), origin - begin  # rows before the panel tell nothing
+        missing, place = max(-begin, 0), origin - begin  # rows before the panel say nothing
         what = first + begin, missing, self._gains, period
         held: tuple[object, Smoother, int] | None = panel.memo.get(StateSpace)
         if held is None or held[0] != what or held[2] > place + 1:
@@ -159,7 +159,7 @@ class Smoother:
         self.seen += known
         # A gap is an error of nothing. The first error is the distance from nothing: it says where the level
         # is, and no more.
-        told = known & (self.seen > 1)
+        learns = known & (self.seen > 1)
         if slope_gain > 0:
             self.slope *= damping
             self.level += self.slope
@@ -167,9 +167,9 @@ class Smoother:
         if len(self.season):
             season = self.season[row % len(self.season)]
             error -= season
-            season += season_gain * told * error
+            season += season_gain * learns * error
         if slope_gain > 0:
-            self.slope += slope_gain * told * error
+            self.slope += slope_gain * learns * error
         error *= np.maximum(gain, 1.0 / np.maximum(self.seen, 1)) * known
         self.level += error
 

@@ -193,7 +193,7 @@ class _View:
 
     def __init__(self, panel: SeriesPanel, origins: I64, grid: ForecastGrid) -> None:
         self.panel, self.cases, self.grid = panel, all_cases(origins, panel.n), grid
-        # The start of a panel matters too; values known ahead may be told anew for the same rows.
+        # The start of a panel matters too; values known ahead may be published anew for the same rows.
         what = panel.start_ns, panel.n_time, grid, tuple(origins.tolist())
         held: _Held | None = panel.memo.get(_View)
         if held is None or held[0] != what or held[1] is not panel.known:

@@ -68,7 +68,7 @@ def save_terms(
     )
     block_s = np.select([block > 0, save > 0], [block, save], PRIOR_BLOCK_S)
     flush = jobs.checkpoint_flush_s[slots]
-    # Both are told from a save's begin; what counts here is what comes after training went on
+    # Both are counted from a save's begin; what counts here is what comes after training went on
     flush_s = np.maximum(np.where(flush > 0, flush, save) - block_s, 0.0)
     restart = jobs.checkpoint_restart_s[slots]
     restart_s = np.where(restart > 0, restart, PRIOR_RESTART_S)
@@ -76,7 +76,7 @@ def save_terms(
     again = jobs.checkpoint_local_restart_s[slots]
     local_block_s = np.where(local > 0, local, np.nan)
     local_restart_s = np.where(local > 0, np.where(again > 0, again, restart_s), np.nan)
-    gaps = view.failures().unwatched_ns  # in which nobody heard what it told
+    gaps = view.failures().unwatched_ns  # in which its reports were not received
     ran_ns = watched_ns(view.now_ns, gaps) - watched_ns(jobs.started_ns[slots], gaps)
     ran_s = np.maximum(ran_ns / NS, 0.0)
     prior_s = DAY_S / (PRIOR_SOFT * np.maximum(held.size, 1))
@@ -143,16 +143,16 @@ def read_ratios(view: View, storage: I64, traffic: StorageTraffic) -> F64:
 
 
 def restarts_now(view: View, slots: I32, terms: SaveTerms, then_pu: F64, now_pu: F64, ratio: F64) -> F64:
-    """Restart times [m] at the load of storage now, by what jobs tell; `then_pu` is the load when they were
+    """Restart times [m] at the load of storage now, by what jobs report; `then_pu` is the load when they were
     measured.
 
     What a save writes is read again: alone it takes as long as the save, by `ratio`. Where a job never said
     what a save takes, its restart stays as it is.
     """
     jobs = view.jobs
-    told = (jobs.checkpoint_flush_s[slots] > 0) | (jobs.checkpoint_save_s[slots] > 0)
+    stated = (jobs.checkpoint_flush_s[slots] > 0) | (jobs.checkpoint_save_s[slots] > 0)
     transfer_s = alone_s(terms.block_s + terms.flush_s, now_pu) * ratio
-    return restart_under_load_s(terms.restart_s, transfer_s, then_pu, now_pu, told)
+    return restart_under_load_s(terms.restart_s, transfer_s, then_pu, now_pu, stated)
 
 
 def newest_s(view: View, slots: I32, *names: str) -> F64:

@@ -54,8 +54,8 @@ class SaveAssessment(NamedTuple):
 def at_risk_s(view: View, slots: I32, interval_s: F64, terms: SaveTerms) -> tuple[F64, F64]:
     """Return (work without a durable save, time until the next planned save begins) [m], s; NaN = unknown.
 
-    A job that never told when it saved is taken to be half way between two saves; one that is late by more
-    than an interval has fallen silent, and saves nobody knows when.
+    A job that never reported when it saved is taken to be half way between two saves; one that is late by
+    more than an interval has fallen silent, and saves nobody knows when.
     """
     jobs, saved_ns = view.jobs, view.jobs.saved_ns[slots]
     since_ns = np.where(saved_ns > 0, saved_ns, jobs.started_ns[slots])

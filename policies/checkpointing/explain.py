@@ -159,14 +159,14 @@ def rows_of(view: View, memory: Memory, request: ExplainRequest, slots: I32) -> 
     measured_s = terms.restart_s
     terms = terms._replace(restart_s=restart_now_s(memory, slots, measured_s))
     best = best_plan(terms)
-    told_s, local_s = (
+    stated_s, local_s = (
         np.where(x > 0, x, np.nan)
         for x in (jobs.checkpoint_interval_s[slots], jobs.checkpoint_local_interval_s[slots])
     )
     advised_s, advised_local_s = (_leased(request.leases(control), slots) for control in (INTERVAL, LOCAL))
     # The interval that a job reports to keep is in force, whatever it was advised
-    reported = np.isfinite(told_s) & (jobs.checkpoint_told_ns[slots] > 0)
-    force_s = np.where(np.isfinite(advised_s) & ~reported, advised_s, told_s)
+    reported = np.isfinite(stated_s) & (jobs.checkpoint_told_ns[slots] > 0)
+    force_s = np.where(np.isfinite(advised_s) & ~reported, advised_s, stated_s)
     known = jobs.checkpoint_restart_s[slots] > 0
     restart_source = np.select([known & (jobs.recoveries[slots] > 0), known], [MEASURED, DECLARED], PRIOR)
     low, high = gamma_factors(rates.shape)

@@ -69,14 +69,14 @@ def tier_constants(x: TierTerms) -> TierConstants:
     rate = hard + soft
     share = hard / rate
     with np.errstate(over="ignore", invalid="ignore"):
-        local = _grown(rate * x.local_restart_s)
+        local = _exp_minus_1(rate * x.local_restart_s)
         eps = share * (local + 1.0) / (1.0 + share * local)  # 1 - (1 - share) rho, without the cancellation
-        durable = np.log1p(eps * _grown(rate * x.block_s))
-        kept = np.exp(-hard * x.flush_s) / (1.0 + share * _grown(rate * x.restart_s))
+        durable = np.log1p(eps * _exp_minus_1(rate * x.block_s))
+        kept = np.exp(-hard * x.flush_s) / (1.0 + share * _exp_minus_1(rate * x.restart_s))
     return TierConstants(rate, eps, durable, hard * kept, x.local_block_s)
 
 
-def _grown(x: F64) -> F64:
+def _exp_minus_1(x: F64) -> F64:
     """Return e^x - 1, kept finite: beyond e^700 every ETTR is 0 anyway."""
     return np.expm1(np.minimum(x, 700.0))
 
@@ -84,7 +84,7 @@ def _grown(x: F64) -> F64:
 def segment_exponent(t: TierConstants, local_s: F64) -> F64:
     """Return the log of 1 / psi: the part of a cycle's exponent from one segment of training and its save
     to memory."""
-    return np.log1p(t.eps * _grown(t.all_per_s * (local_s + t.local_block_s)))
+    return np.log1p(t.eps * _exp_minus_1(t.all_per_s * (local_s + t.local_block_s)))
 
 
 def ettr_two_tier(t: TierConstants, local_s: F64, k: F64) -> F64:
@@ -93,7 +93,7 @@ def ettr_two_tier(t: TierConstants, local_s: F64, k: F64) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
         local = np.clip(local_s, LEAST_S, MOST_S)
         k = np.clip(k, 1e-150, 1e150)
-        found = k * local * t.scale / _grown(k * segment_exponent(t, local) + t.durable)
+        found = k * local * t.scale / _exp_minus_1(k * segment_exponent(t, local) + t.durable)
     return np.where(found > 1.0, 1.0, found)
 
 
@@ -175,7 +175,7 @@ def _best_local(t: TierConstants, mean: TierTerms, most_s: F64) -> F64:
 
 def _slopes(t: TierConstants, local_s: F64) -> tuple[F64, F64, F64]:
     """Return (segment, its slope by local_s, slope over slope) at `local_s`."""
-    more = t.eps * _grown(t.all_per_s * (local_s + t.local_block_s))
+    more = t.eps * _exp_minus_1(t.all_per_s * (local_s + t.local_block_s))
     share = (t.eps + more) / (1.0 + more)
     return np.log1p(more), t.all_per_s * share, t.all_per_s * (1.0 - share)
 
@@ -203,7 +203,7 @@ def _climb_local(t: TierConstants, weights: F64, local_s: F64, k: F64) -> F64:
 def _step(t: TierConstants, weights: F64, u: F64, slope: F64, bend: F64) -> F64:
     """Return Newton's step [n] for log of the mean of e^y / (e^u - 1): `slope` and `bend` are du/dy and
     its own."""
-    less = 1.0 / _grown(u)
+    less = 1.0 / _exp_minus_1(u)
     more = slope * (1.0 + less)  # du/dy e^u / (e^u - 1)
     worth = t.scale * weights * less
     first = 1.0 - more

@@ -52,8 +52,8 @@ from twin.contracts import Columns, ExplainRequest, Explanation, Memory, Proposa
 from twin.telemetry import KINDS, ColumnSpec
 
 TRAINING = KINDS.index("training")
-# A job is told anew where that promises this much more of its time (1 = all of it). source: estimate; the
-# optimum is flat, so that this is a quarter of the interval or so
+# A job receives new advice where that promises this much more of its time (1 = all of it). source: estimate;
+# the optimum is flat, so that this is a quarter of the interval or so
 LEAST_GAIN = 0.001
 LONG_S, LONG_GAIN = 6 * 3600.0, 0.0005  # after so long, less is enough. source: estimate
 CHANGE_S, PRESSING_GAIN = 600.0, 0.01  # sooner than this only for that much more. source: estimate
@@ -200,32 +200,32 @@ def _with_load(
     """Return the terms with restarts and saves at the present storage load; notes the load at each of
     them.
 
-    The load is by counters of the file system, where they are known, else by what jobs tell of their saves.
+    The load is by counters of the file system, where they are known, else by what jobs report of their saves.
     `counted`: the traffic, and whether saves are kept apart, so that they meet none of each other.
     """
     n_storage, slots, jobs, (traffic, apart) = view.site.sizes["storage"], batch.slots, view.jobs, counted
     if not n_storage:
         return batch
     duty = _save_duty(batch)
-    told_pu = storage_loads(duty, storage, n_storage)
+    stated_pu = storage_loads(duty, storage, n_storage)
     saved_ns, recovered_ns = jobs.saved_ns[slots], jobs.recovered_ns[slots]
     ratio = read_ratios(view, storage, traffic)
     recovered = recovered_ns != kept["restarted_ns"][slots]
-    kept["restart_load_pu"][slots[recovered]] = told_pu[recovered]
+    kept["restart_load_pu"][slots[recovered]] = stated_pu[recovered]
     then_pu = np.where(recovered_ns > 0, kept["restart_load_pu"][slots], 0.0)
-    restart_s = restarts_now(view, slots, batch.terms, then_pu, told_pu, ratio)
+    restart_s = restarts_now(view, slots, batch.terms, then_pu, stated_pu, ratio)
     # The counters still contain the job's own reads of its last restart
     known = of_jobs(traffic.known, storage, False)
     ago_s = np.where(recovered_ns > 0, (view.now_ns - recovered_ns) / NS, np.inf)
     by_all = of_jobs(traffic.busy_pu, storage, 0.0) - lately_pu(kept["alone_s"][slots] * ratio, ago_s)
     load_pu = others_load_pu(np.maximum(by_all, 0.0), duty)
-    missed_pu = told_pu * apart_pu(np.clip(by_all, 0.0, 1.0)) if apart else 0.0
+    missed_pu = stated_pu * apart_pu(np.clip(by_all, 0.0, 1.0)) if apart else 0.0
     save_pu = others_load_pu(np.maximum(by_all, 0.0), duty + missed_pu)
     save_s = newest_s(view, slots, "checkpoint_flush_s", "checkpoint_save_s", "checkpoint_block_s")
     new = known & (saved_ns != kept["save_ns"][slots]) & ~recovered & np.isfinite(save_s)
-    tells = new & (kept["alone_weight"][slots] > 0)
+    informative = new & (kept["alone_weight"][slots] > 0)
     expected_s = shared_s(kept["alone_s"][slots], save_pu)
-    learn_stretch(kept, storage[tells], save_s[tells], expected_s[tells])
+    learn_stretch(kept, storage[informative], save_s[informative], expected_s[informative])
     learn_time(kept, "alone", slots[new], alone_s(save_s, save_pu)[new], save_pu[new])
     longer = of_jobs(stretch_pu(kept), storage, 1.0)
     read_s = shared_s(kept["alone_s"][slots] * ratio, load_pu) * longer
@@ -296,7 +296,7 @@ def _change_intervals(
     now_s, now_local_s = batch.proposed_s[due], batch.local_s[due]
     local = _memory_intervals(view, slots, best, interval)
     worth = ettr_at(terms, interval, np.where(local > 0, local, best.local_interval_s))
-    # A job that never stated how often it saves to memory is taken to do its best: it is told so once
+    # A job that never stated how often it saves to memory is taken to do its best: it is advised so once
     before = ettr_at(terms, now_s, np.where(now_local_s > 0, now_local_s, np.nan))
     gain = np.where(now_s > 0, worth - before, worth)
     rested_s = (now_ns - kept["changed_ns"][slots]) / NS

@@ -1,6 +1,6 @@
 """Saves ahead of predicted failures: their value by recall and precision of the predictions.
 
-Failures come at a constant rate; a share of them, the recall, is foretold at least as long ahead as a
+Failures come at a constant rate; a share of them, the recall, is predicted at least as long ahead as a
 save takes. Beside them come false alarms, so that a share of all alarms, the precision, is true. An alarm
 is answered with a save at once if enough work would be lost, and the job then begins a new interval. One
 tier, seconds; saves are durable when training goes on.
@@ -50,7 +50,7 @@ def ettr_ahead(
     """Return the ETTR, 0 to 1, of an interval with early saves; the arguments broadcast as arrays.
 
     recall, precision: 0 to 1, held there. answered_s: work at stake from which on alarms are answered, as
-    `worth_saving_s` unless told; inf: alarms are ignored, and the result is that of `single_tier.ettr`.
+    `worth_saving_s` unless given; inf: alarms are ignored, and the result is that of `single_tier.ettr`.
     With a precision of 0 nothing is answered, whatever the recall. NaN comes of NaN alone.
     """
     save, restart = np.minimum(seconds(save_s), MOST_S), np.minimum(seconds(restart_s), MOST_S)
@@ -62,7 +62,7 @@ def ettr_ahead(
     blind = np.where(np.asarray(precision, np.float64) <= 0, tau, np.minimum(answered, tau))
     missed, alarms = rate * (1.0 - known), rate * known / right
     both, attentive = missed + alarms, blind < tau
-    unheard = np.where(attentive, missed, rate)
+    unannounced = np.where(attentive, missed, rate)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         # From the begin of an interval: blind, then attentive, then in a save that an alarm or the end began
         fails_blind = -np.expm1(-rate * blind)
@@ -72,14 +72,18 @@ def ettr_ahead(
         alarm = sees * ends * alarms / np.where(both > 0, both, 1.0)
         finish = sees * (1.0 - ends)
         at_stake = blind * alarm + sees * alarms * _twice(rest) * (tau - blind) ** 2
-        safe = np.exp(-unheard * save)
+        safe = np.exp(-unannounced * save)
         kept = safe * (at_stake + finish * tau)
         in_save = alarm + finish
         struck = fails_blind + sees * ends * missed / np.where(both > 0, both, 1.0)
-        foretold = np.where(attentive, -np.expm1(-rate * known * save), 0.0)
-        ended = finish * foretold + alarm * (1.0 - (1.0 - right) * (1.0 - foretold))
+        predicted = np.where(attentive, -np.expm1(-rate * known * save), 0.0)
+        ended = finish * predicted + alarm * (1.0 - (1.0 - right) * (1.0 - predicted))
         struck = struck + in_save * (1.0 - safe) + safe * ended
-        took = fails_blind / rate + sees * _mean_time(both, tau - blind) + in_save * _mean_time(unheard, save)
+        took = (
+            fails_blind / rate
+            + sees * _mean_time(both, tau - blind)
+            + in_save * _mean_time(unannounced, save)
+        )
         found = kept / (took + struck * np.expm1(np.minimum(rate * restart, 700.0)) / rate)
     lost = _lost(tau, save, restart, rate, known, right, answered)
     return np.where(np.isnan(found), np.where(lost, np.nan, 0.0), np.clip(found, 0.0, 1.0))

@@ -67,7 +67,7 @@ def stagger_saves(
         )
 
     calendar = SaveCalendar(limit_w, view.site.sizes["storage"], HORIZON_S + MOST_SHIFT_PU * HORIZON_S)
-    calendar.add(entries.given(at[~moved[at]], (due_s, wanted_s, block_s, busy_s), storage))
+    calendar.add(entries.subset(at[~moved[at]], (due_s, wanted_s, block_s, busy_s), storage))
     new = at[moved[at]]
     for i in new[np.argsort(due_s[new], kind="stable")][:MOST_MOVED].tolist():
         save = planned(i)
@@ -108,7 +108,7 @@ class _PowerEntries:
         low, high = np.searchsorted(self.job, (job, job + 1))
         return self.feeder[low:high], self.watt[low:high]
 
-    def given(self, at: I64, times_s: tuple[F64, F64, F64, F64], storage: I64) -> GivenSaves:
+    def subset(self, at: I64, times_s: tuple[F64, F64, F64, F64], storage: I64) -> GivenSaves:
         """The saves at these places, whose columns are given for all."""
         position = np.full(len(storage), -1)
         position[at] = np.arange(len(at))

@@ -1,8 +1,8 @@
 """Storage traffic: load of file systems by their own counters, from all readers and writers.
 
 A file system is as fast as the greatest rates that it ever showed, the greatest of them aside, which may be a
-slip of a counter. Its load is what it moves beside that. Jobs tell only of their own saves; counters tell of
-all. Where nobody tells, or not for long enough, nothing is known.
+slip of a counter. Its load is what it moves beside that. Jobs report only of their own saves; counters count
+all. Where nobody reports, or not for long enough, nothing is known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twin.contracts import Memory, View
 from twin.telemetry import GOOD, ColumnSpec
 
 WINDOW_S = 3600.0  # of which loads are means: transfers come in bursts. source: tuned on simulated ones
-HEARD_S = 3600.0  # before that the greatest rate may be far from what there is. source: estimate
+OBSERVED_S = 3600.0  # before that the greatest rate may be far from what there is. source: estimate
 HALF_LIFE_S = 30 * 86_400.0  # of what was seen: a file system may get slower. source: estimate
 CHECK_S = 5.0
 WAYS = ("flush", "restore")
@@ -29,7 +29,7 @@ COLUMNS: dict[str, str | ColumnSpec] = {
     **{f"traffic_{way}_{figure}": "f8" for way in WAYS for figure in ("mean", "first", "second")},
     **{f"traffic_saves_{figure}": "f8" for figure in SAVES},
 }
-"""Memory by file system: when and for how long it was heard, its mean and its two greatest rates; of its
+"""Memory by file system: when and for how long it was observed, its mean and its two greatest rates; of its
 latest saves, how long they took, how long they were expected to take, and their number."""
 JOB_COLUMNS: dict[str, str | ColumnSpec] = {
     "save_ns": "i8",
@@ -41,7 +41,7 @@ most that a restart can be without its read; 0: unknown."""
 START_RISE = 0.2  # of the way to a slower restart, by which that most rises. source: estimate
 MOST_WEIGHT = 100.0  # of what was learned: that of thirty saves beside nobody. source: estimate
 LEAST_SPREAD_PU = 0.3  # of a time, relative and squared, beside no load. source: estimate
-# Saves tell how long the queue at a file system really is, of which its load gives only the mean. Stretches
+# Saves show how long the queue at a file system really is, of which its load gives only the mean. Stretches
 # fade by this time; this many saves as expected are put to them. source: tuned on simulated transfers
 STRETCH_S, USUAL_SAVES = 1800.0, 3.0
 MOST_STRETCH = 2.0  # of all; five times as much of one save, which may be false. source: estimate
@@ -61,24 +61,24 @@ def follow_traffic(view: View, kept: Memory) -> StorageTraffic:
     """Take the present traffic of the file systems; returns the known state."""
     n = view.site.sizes["storage"]
     rates = {way: good_readings(view, f"storage.{way}_bytes_per_s") for way in WAYS}
-    heard = np.isfinite(rates["flush"]) | np.isfinite(rates["restore"])
+    reported = np.isfinite(rates["flush"]) | np.isfinite(rates["restore"])
     since_s = np.where(kept["traffic_ns"] > 0, (view.now_ns - kept["traffic_ns"]) / NS, np.inf)
     if n and since_s.max() >= CHECK_S:
-        _learn(view, kept, rates, heard, since_s)
+        _learn(view, kept, rates, reported, since_s)
     write = kept["traffic_flush_second"].copy()
     # Few read without haste: a slow trickle is no measure. source: estimate, no slower than it writes
     read = np.maximum(kept["traffic_restore_second"], write)
     busy = kept["traffic_flush_mean"] / np.maximum(write, 1.0)
     busy += kept["traffic_restore_mean"] / np.maximum(read, 1.0)
     return StorageTraffic(
-        known=heard & (kept["traffic_heard_s"] >= HEARD_S) & (write > 0.0),
+        known=reported & (kept["traffic_heard_s"] >= OBSERVED_S) & (write > 0.0),
         busy_pu=np.minimum(busy, 1.0),
         write_bytes_per_s=write,
         read_bytes_per_s=read,
     )
 
 
-def _learn(view: View, kept: Memory, rates: dict[str, F64], heard: Bool, since_s: F64) -> None:
+def _learn(view: View, kept: Memory, rates: dict[str, F64], reported: Bool, since_s: F64) -> None:
     kept["traffic_ns"][:] = view.now_ns
     step_s = np.where(np.isfinite(since_s), since_s, 0.0)
     fade = 0.5 ** (step_s / HALF_LIFE_S)
@@ -92,13 +92,13 @@ def _learn(view: View, kept: Memory, rates: dict[str, F64], heard: Bool, since_s
         second[:] = np.maximum(second, np.minimum(first, rate))
         first[:] = np.maximum(first, rate)
     # At first the plain mean. After a silence what was before counts for less
-    spoken_s = np.where(heard, np.minimum(step_s, WINDOW_S), 0.0)
+    spoken_s = np.where(reported, np.minimum(step_s, WINDOW_S), 0.0)
     total_s = kept["traffic_heard_s"] + spoken_s
     weight = np.maximum(-np.expm1(-step_s / WINDOW_S), spoken_s / np.maximum(total_s, 1.0))
     for way in WAYS:
         mean = kept[f"traffic_{way}_mean"]
         rate = np.minimum(np.nan_to_num(rates[way]), kept[f"traffic_{way}_second"])
-        mean[:] = np.where(heard, mean + weight * (rate - mean), mean)
+        mean[:] = np.where(reported, mean + weight * (rate - mean), mean)
     kept["traffic_heard_s"][:] = total_s
     for figure in SAVES:
         kept[f"traffic_saves_{figure}"] *= np.exp(-step_s / STRETCH_S)

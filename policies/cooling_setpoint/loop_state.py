@@ -1,7 +1,7 @@
 """Loop state: parameters that `cooling_setpoint` has learned of each loop, as columns of its memory.
 
 Readings are smoothed; the loop's factors are fitted to its meter; every move of a set point is an experiment
-that tells how much more the GPUs draw per kelvin.
+that shows how much more the GPUs draw per kelvin.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEARNED_PU = 0.1
 OFFSET_K, OFFSET_S = APPROACH_K + 3.0, 3600.0  # of a loop below its CDUs; source: estimate
 SEEN_S = 30 * 86_400.0  # in which the range of supplies that were seen is forgotten by e
 STEADY_K = 0.5  # by which a loop's supply may move within the smoothing while its meter teaches
-LEAST_MOVE_K = 0.4  # of the GPUs' mean temperature, to tell leakage from; source: estimate
+LEAST_MOVE_K = 0.4  # of the GPUs' mean temperature, to estimate leakage from; source: estimate
 EXPERIMENT_PU = 1e-4  # 1 sigma of what work makes of a difference, of the highest power; source: estimate
 EXPERIMENT_AFTER_S = 3600.0  # of watching: before, expectations of power still move by themselves
 HEADS = (

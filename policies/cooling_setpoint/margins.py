@@ -43,7 +43,7 @@ SENSOR_K = 0.25  # 1 sigma of what a GPU's thermometer is off by itself; source:
 # No plate of a rack counts as better than this share of its median, and one below the other is not believed:
 # plates differ by 8 %; source: estimate
 LOW_PU, DOUBT_PU = 0.85, 0.72
-HEAT_PU = 0.05  # of a rack's highest power: below, its heat tells nothing of its rise; source: estimate
+HEAT_PU = 0.05  # of a rack's highest power: below, its heat says nothing about its rise; source: estimate
 IDLE_PU = 0.25  # of the range of power above idle: below, a GPU may get a job at any time; source: estimate
 DOUBT_SIGMAS, DOUBT_K = 4.0, 3.0  # by which temperatures contradict their power; source: estimate
 # 1 sigma of racks' coolant above the set point of their CDU before it was learned, of thermometers against
@@ -404,7 +404,7 @@ def _rack_c(
         nominal_lpm = view.site.design.rack_flow_lpm[racks]
         warm_c = np.full(len(nominal_lpm), COOLANT_C)
         w_per_k = heat_rate_w_per_k(COOLANTS[view.site.file.coolant], nominal_lpm, warm_c)
-        # A return that was never heard: all of the power warms the nominal flow
+        # A return that never reported: all of the power warms the nominal flow
         k_per_w = np.divide(1.0, w_per_k, out=np.full(len(w_per_k), np.nan), where=w_per_k > 0.0)
         np.divide(s_k, s_w, out=k_per_w, where=s_w > 0.0)
         rise_k = np.fmax(k_per_w * most_w / flow_pu(view, section), memory["rack_rise_k"][racks])

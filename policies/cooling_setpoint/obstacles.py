@@ -67,8 +67,8 @@ def _wrong(view: View) -> dict[int, str]:
             note(table, _rows(under_work), "{} is in maintenance")
         wet = _rows(view.value(f"{table}.leak_state") == 1.0)
         if len(wet):
-            heard = np.isin(view.quality(f"{table}.leak_state")[wet], (GOOD, STALE))
-            note(table, wet[heard], "{} leaks")
+            reported = np.isin(view.quality(f"{table}.leak_state")[wet], (GOOD, STALE))
+            note(table, wet[reported], "{} leaks")
     for fault in view.faults():
         grave = fault.table in ("cdu", "loop") or fault.kind in STOPPED_FLOW
         if grave and not fault.signal and fault.table in numbers and fault.entity >= 0:

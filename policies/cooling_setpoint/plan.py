@@ -2,8 +2,8 @@
 
 Each step stands for itself. A loop, its CDUs and racks hold some 2.5 minutes of their flow, so coolant that
 was chilled ahead stores as many minutes of heat at the most: of a day with a chiller, 0.2 % of its work. A
-set point has no more to plan than to be where it has to be in time, and coolers have an end that can be told
-hours before.
+set point has no more to plan than to be where it has to be in time, and coolers have an end that can be
+stated hours before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_TREND_K = (
     2.0  # that the air is expected to move by itself until a decision is half over; source: estimate
 )
 STEP_K = 0.25  # between the supplies that are compared
-SHORT_K = 0.5  # by which a loop that misses its aim is told of
+SHORT_K = 0.5  # by which a loop that misses its aim is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def announced_c(view: View, balance: PowerBalance, ahead_s: float) -> float:
 
 def heat_pu(view: View, group: LoopCdus, ahead_s: float) -> float:
     """Return the forecast power of a group's racks over that of the nearest forecast; 1 without one."""
-    told = sorted((h, x.mean[group.racks]) for (key, h), x in view.forecasts.items() if key == RACK_W)
-    sums = [(h, float(mean.sum())) for h, mean in told]
+    forecasts = sorted((h, x.mean[group.racks]) for (key, h), x in view.forecasts.items() if key == RACK_W)
+    sums = [(h, float(mean.sum())) for h, mean in forecasts]
     sums = [(h, total_w) for h, total_w in sums if np.isfinite(total_w)]
     if len(sums) < 2 or not sums[0][1] > 0.0:
         return 1.0

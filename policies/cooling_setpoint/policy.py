@@ -186,8 +186,8 @@ class CoolingSetpoint:
     def _note_base(view: View, out: Memory) -> None:
         """Note the BMS's own set points: those in force without a request.
 
-        A BMS holds what a daemon asked for last for as long as it hears one. That is its own only where it is
-        no warmer than what is known of it, or than the safe value.
+        A BMS holds what a daemon asked for last for as long as it receives one. That is its own only where it
+        is no warmer than what is known of it, or than the safe value.
         """
         now_c, base_c = own_c(view), out["base_c"]
         free = np.isnan(out["want_c"]) & np.isfinite(now_c)
@@ -234,7 +234,7 @@ class CoolingSetpoint:
                 want_c, why = low_c, "dew"
         colder_c = max(ceiling_c - GUARD_K, low_c)
         calm = view.now_ns - int(out["wrong_ns"][cdus].max()) >= round(CALM_S * NS)
-        if ceiling_c < want_c < np.inf and colder_c < want_c:  # where nothing tells how warm it is now, no
+        if ceiling_c < want_c < np.inf and colder_c < want_c:  # where nothing shows how warm it is now, no
             want_c, why, held = colder_c, "heat", True
             if group.loop < 0:
                 out["wrong_ns"][cdus] = view.now_ns
@@ -324,7 +324,8 @@ class CoolingSetpoint:
         if out["watched_s"][i] < self.learn_s:
             return stands_c
         high_c = min(look.ceiling_c - GUARD_K, float(envelope.high[cdus].min()))
-        # What was seen is as far away as the BMS follows by the next decision: heat that is over costs little
+        # The observed state is as far away as the BMS follows by the next decision: heat that is over costs
+        # little
         reach_k = self.move_every_s * float(envelope.slew_per_s[cdus].min())
         high_c = min(high_c, balance.high_c + self.step_k, stands_c + reach_k)
         low_c = max(look.low_c, balance.low_c - self.step_k, stands_c - reach_k)

@@ -36,7 +36,7 @@ SAME_PU = 0.02  # of the BMS's own pressure: a smaller move is none
 HELD_PU = 0.1  # by which pressure, set point and command may differ, of the BMS's own; source: estimate
 CALM_S = 1800.0  # after something was wrong
 LATE_S = 900.0  # after which nobody waits to read the BMS's own pressure again
-UNHEARD_S, FIRST_S = 120.0, 1.0  # longer than a reading is lost, and of its first look; source: estimate
+SILENT_S, FIRST_S = 120.0, 1.0  # longer than a reading is lost, and of its first look; source: estimate
 EFFICIENCY_SPREAD_PU = 0.15  # of pumps and drives: nothing measures them; source: estimate
 LITERS_PER_M3_MIN = 60_000.0
 
@@ -158,9 +158,9 @@ def guard(view: View, out: Memory, group: LoopCdus, found: Obstacle, dt_s: float
         out["want_pa"][cdus], out["pump_moved_ns"][i] = out["own_pa"][cdus], view.now_ns
     kinds = (found.kind, unheld(view, out, group).kind)
     # The clock begins at the first look: where readings are rare, one alone may be lost as well
-    unheard_s = float(out["pump_unheard_s"][i])
-    out["pump_unheard_s"][i] = (unheard_s + dt_s if unheard_s else FIRST_S) if "hold" in kinds else 0.0
-    if "back" in kinds or out["pump_unheard_s"][i] > UNHEARD_S:
+    silent_s = float(out["pump_unheard_s"][i])
+    out["pump_unheard_s"][i] = (silent_s + dt_s if silent_s else FIRST_S) if "hold" in kinds else 0.0
+    if "back" in kinds or out["pump_unheard_s"][i] > SILENT_S:
         out["pump_wrong_ns"][i] = view.now_ns
         if is_lowered(out, group):
             out["want_pa"][cdus], out["pump_moved_ns"][i] = out["own_pa"][cdus], view.now_ns

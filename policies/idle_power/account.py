@@ -40,18 +40,18 @@ def settle(view: View, memory: Memory, dt_s: float) -> None:
     """Count the time since the last look. Replaces columns of `memory`.
 
     What a node would draw idle, less what its meter reads while it sleeps and starts; where that is not
-    heard, less what is expected of it.
+    measured, less what is expected of it.
     """
     asleep, woken = memory["phase"] == SLEEPING, memory["phase"] == WOKEN
     idle_w, expected = idle_draw_w(view, memory), expected_w(view, memory)
-    heard = (view.quality("node.power_w") == GOOD) & np.isfinite(memory["idle_w"])
-    less_w = np.where(heard, idle_w - view.believed("node.power_w"), expected)
-    start_w = np.where(heard, -less_w, (BOOT_PU - 1.0) * idle_w)[woken].sum()
+    measured = (view.quality("node.power_w") == GOOD) & np.isfinite(memory["idle_w"])
+    less_w = np.where(measured, idle_w - view.believed("node.power_w"), expected)
+    start_w = np.where(measured, -less_w, (BOOT_PU - 1.0) * idle_w)[woken].sum()
     grown = {
         "expected_j": expected.sum() * dt_s,
         "saved_j": (less_w[asleep].sum() - start_w) * dt_s,
         "boot_j": start_w * dt_s,
-        "measured_s": np.count_nonzero(heard & asleep) * dt_s,
+        "measured_s": np.count_nonzero(measured & asleep) * dt_s,
         "slept_s": np.count_nonzero(asleep) * dt_s,
     }
     for name, value in grown.items():

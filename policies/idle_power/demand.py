@@ -47,7 +47,7 @@ class DemandState:
 
     @property
     def known(self) -> bool:
-        """True if the scheduler tells of demand now."""
+        """True if the scheduler reports demand now."""
         return math.isfinite(self.running + self.pending)
 
     @property

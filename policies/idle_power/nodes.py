@@ -31,7 +31,7 @@ COLUMNS = {
 @dataclass(frozen=True, slots=True)
 class NodeRoster:
     """Of each node [n]: `gpus`; `serves`: jobs may begin on it now, but for standby; `idle`: no job is on it;
-    `standby`: as its scheduler tells now, NaN = it does not."""
+    `standby`: as its scheduler reports now; NaN: it does not."""
 
     gpus: F64
     serves: Bool
@@ -57,9 +57,9 @@ def roster_of(view: View) -> NodeRoster:
     worked = np.zeros(n, np.bool_) if work is None else np.asarray(work)
     serves = ~out & ~worked & ~site.spare_node
     idle = view.jobs.job_of_node < 0
-    told = (view.quality(f"{SERVICE}_state") == GOOD) & ~np.isnan(view.readback(SERVICE))
+    known = (view.quality(f"{SERVICE}_state") == GOOD) & ~np.isnan(view.readback(SERVICE))
     kept = (current_placement(view) == RESERVED) | (view.commanded(PLACEMENT) == RESERVED)
-    may = serves & idle & told & ~kept & (standby == READY) & ~unwell(view)
+    may = serves & idle & known & ~kept & (standby == READY) & ~unwell(view)
     if not view.jobs.known:
         may[:] = False
     else:
@@ -68,7 +68,7 @@ def roster_of(view: View) -> NodeRoster:
 
 
 def follow(view: View, memory: Memory, roster: NodeRoster) -> None:
-    """Move nodes on as their schedulers tell. Replaces columns of `memory`."""
+    """Move nodes on as their schedulers report. Replaces columns of `memory`."""
     now_ns, was = view.now_ns, memory["phase"]
     age_s = (now_ns - memory["phase_ns"]) / NS
     phase, standby, busy = was.copy(), roster.standby, ~roster.idle

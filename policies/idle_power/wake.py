@@ -17,7 +17,7 @@ from twin.contracts import Memory, View
 
 BOOT_PU = 1.25  # of a node's idle draw while it starts: fans at full speed; source: estimate
 MOST = 512  # nodes that are looked at in one look
-UNREAD_S = 60.0  # until a meter tells of a node that was woken; source: estimate
+UNREAD_S = 60.0  # until a meter reports a node that was woken; source: estimate
 
 
 def idle_draw_w(view: View, memory: Memory) -> F64:

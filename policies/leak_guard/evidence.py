@@ -43,7 +43,7 @@ class LeakSystems(NamedTuple):
     """The system that reads each kind of detector: a gateway, a panel, or each board by itself.
 
     `pans`: what it says of all trays of a rack. `circuits`: detectors of CDUs.
-    `coolant`: the pressures and fill pumps that tell of coolant that is missing.
+    `coolant`: the pressures and fill pumps that show missing coolant.
     """
 
     trays: str = EACH

@@ -122,7 +122,7 @@ class LeakGuard:
     ) -> None:
         """The system that reads each kind of detector, by any name; what has one name is one witness. `trays`
         "": each board is a system. `pans`: what is said of all trays of a rack. `circuits`: detectors of
-        CDUs. `coolant`: the pressures and fill pumps that tell of coolant that is missing.
+        CDUs. `coolant`: the pressures and fill pumps that show missing coolant.
         """
         self.systems = LeakSystems(trays, ropes, pans, circuits, halls, coolant)
         for kind, name in self.systems._asdict().items():
@@ -280,14 +280,14 @@ def _detectors(view: View, found: LeakEvidence, racks: I32) -> DataTable:
 
 
 def _suspects(view: View, found: LeakEvidence, racks: I32) -> DataTable:
-    """Racks of circuits that lose coolant, all dry as far as heard; those not heard first."""
+    """Racks of circuits that lose coolant, all dry as far as reported; those not reported first."""
     site, kinds = view.site, found.kinds
     deaf = ~kinds[TRAY].dry
     silent = np.bincount(site.rack_of_node[deaf], minlength=site.sizes["rack"]) + ~kinds[ROPE].dry
     rows: list[dict[str, Value]] = []
     for rack in racks[np.argsort(-silent[racks], kind="stable")][:MAX_ROWS].tolist():
-        unheard = int(silent[rack])
-        text = f"{unheard} do not report dry" if unheard else "all report dry"
+        n_silent = int(silent[rack])
+        text = f"{n_silent} do not report dry" if n_silent else "all report dry"
         rows.append(
             {
                 "rack": site.name("rack", rack),

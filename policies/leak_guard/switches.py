@@ -59,11 +59,11 @@ def switches(view: View, memory: Memory, found: LeakEvidence) -> LeakSwitches:
 
 
 def _isolated(view: View, found: LeakEvidence) -> Bool:
-    """Racks that are to be isolated, and are or have been told to be [n_rack]; where nothing can isolate
+    """Racks that are to be isolated, and are or have been commanded to be [n_rack]; where nothing can isolate
     them, as many as might be at once, the longest leaking first."""
     envelope = view.envelope(LIQUID)
-    told = (view.commanded(LIQUID) == 1.0) | (view.readback(LIQUID) == 1.0)
-    out: Bool = found.ripe & told
+    ordered = (view.commanded(LIQUID) == 1.0) | (view.readback(LIQUID) == 1.0)
+    out: Bool = found.ripe & ordered
     others = np.flatnonzero(found.ripe & ~np.isfinite(envelope.low))
     order = np.argsort(found.since_ns[others], kind="stable")
     out[others[order[: envelope.blast_radius]]] = True

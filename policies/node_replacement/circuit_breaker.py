@@ -34,7 +34,7 @@ MOST_HELD_S = 86_400.0
 # Of 419 interruptions 35 were the network's. source: the same
 NETWORK_PU = 0.084
 PLACES = ("rack", "supernode", "cdu", "feeder", "loop", "hall", "site")
-MAX_TURNS = 32  # causes that are told apart at once
+MAX_TURNS = 32  # causes that are distinguished at once
 
 
 class BreakerState(NamedTuple):

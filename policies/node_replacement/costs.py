@@ -21,7 +21,7 @@ from twin.telemetry import KINDS
 
 WATCH, CORDON, AT_NEXT, SAVE_NOW, AT_ONCE = range(5)
 OPTIONS = ("watch", "cordon", "at_next", "save_now", "at_once")
-# From a failure until the job notices: collectives time out after 10 min unless told otherwise. source:
+# From a failure until the job notices: collectives time out after 10 min unless configured otherwise. source:
 # default timeout of NCCL process groups in PyTorch's documentation
 NOTICE_S = 600.0
 QUEUE_S, QUEUE_SPARE_S = 1800.0, 60.0  # wait for another node; with a spare at hand. source: estimate

@@ -140,7 +140,7 @@ def _permitted_s(hour: F64, rest: F64, waited_s: F64) -> F64:
 
 
 def _rates(chances: Chances) -> tuple[F64, F64]:
-    """Failures per second in the first hour and in the rest of a day [k]; where the day tells no more than
+    """Failures per second in the first hour and in the rest of a day [k]; where the day shows no more than
     the hour, its rate goes on."""
     day = -np.log1p(-np.clip(np.nan_to_num(chances.day_pu), 0.0, 1.0 - 1e-9))
     hour = -np.log1p(-np.clip(np.nan_to_num(chances.hour_pu), 0.0, 1.0 - 1e-9))

@@ -221,7 +221,7 @@ def _silent(view: View, bad: Bool, n: int) -> Bool:
     return out
 
 
-def heard_by_gpus_alone(view: View, n: int) -> Bool:
+def reporting_by_gpus_alone(view: View, n: int) -> Bool:
     """Return the nodes whose GPUs have reported, but never the node itself [n]."""
     gpus, itself = _feature(view, "gpu_gap_pu", n), _feature(view, "node_gap_pu", n)
     out: Bool = np.isfinite(gpus) & np.isnan(itself)

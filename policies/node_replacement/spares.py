@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.node_replacement.evidence import DAY_S, failure_chance as chance_of, heard_by_gpus_alone
+from policies.node_replacement.evidence import DAY_S, failure_chance as chance_of, reporting_by_gpus_alone
 from policies.node_replacement.headroom import LoadLimits, limits_after_shift, load_limits, load_w, shift_load
 from policies.node_replacement.topology import below, cdu_of_node
 from twin.catalogue import F64, I32, Bool
@@ -182,7 +182,7 @@ def unwell(view: View) -> Bool:
     A node that never reported by itself, for want of a BMC, serves as long as all its GPUs are known.
     """
     level, of_gpu, of = view.health("node").level, view.health("gpu").level, view.site.node_of_gpu
-    serves = heard_by_gpus_alone(view, len(level))
+    serves = reporting_by_gpus_alone(view, len(level))
     serves[of[of_gpu == UNKNOWN]] = False
     out: Bool = ((level == UNKNOWN) & ~serves) | (level >= DEGRADED)
     out[of[of_gpu >= DEGRADED]] = True

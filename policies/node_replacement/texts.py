@@ -265,7 +265,7 @@ def _left_in_service(view: View, before: Memory, after: Memory) -> list[dict[str
 
 def _phase_account(view: View, before: Memory, after: Memory, node: int) -> dict[str, Any]:
     row, phase = int(after["rule"][node]), int(after["phase"][node])
-    told: dict[str, Any] = {
+    entry: dict[str, Any] = {
         "what": "phase",
         "node": view.site.name("node", node),
         "from": PHASES[int(before["phase"][node])],
@@ -280,15 +280,15 @@ def _phase_account(view: View, before: Memory, after: Memory, node: int) -> dict
         "attempts": int(after["failed_tests"][node]),
         "at_ns": view.now_ns,
     }
-    told |= {name: _finite(after[name][node]) for name in COSTS}
+    entry |= {name: _finite(after[name][node]) for name in COSTS}
     if (
         after["spare_pair"][node]
         and phase != IN_SERVICE
         and before["spare_pair"][node] != after["spare_pair"][node]
     ):
         spare = spare_of_node(after).get(node)
-        told["spare"] = None if spare is None else view.site.name("node", spare)
-    return told
+        entry["spare"] = None if spare is None else view.site.name("node", spare)
+    return entry
 
 
 def _pool_account(view: View) -> dict[str, Any]:

@@ -30,7 +30,7 @@ LEAST_FLOW_PU = 0.8
 # returns may be; what asks for it keeps half of the nominal flow, its meters are off by some percent
 PRESSURE, SLOWED_FLOW_PU = "cdu.diff_pressure_target_pa", 0.45
 COOLANT_C = 35.0  # at which the heat rate of the racks' coolant is taken
-# CDUs take from a loop what their valves let through: only open ones tell of a loss. source: estimate
+# CDUs take from a loop what their valves let through: only open ones show a loss. source: estimate
 VALVE, OPEN_PU = "cdu.facility_valve1_pu", 0.9
 AT_ONCE_S = 5.0  # a rack's reading no older than this is of the instant of its GPUs'. source: estimate
 DARK = ("feed_lost", "breaker_tripped")  # faults of a feeder that carries nothing
@@ -91,8 +91,8 @@ class Carried(NamedTuple):
 def dead_feeders(view: View) -> Bool:
     """Return the feeders without voltage or with an open breaker, and all below them [n_feeder].
 
-    They say so, or the diagnosis does where only their voltage tells. One that fell silent after it told so
-    stays dead, unless its meter is heard and tells of a load. So does one that tells of a load itself, and
+    They say so, or the diagnosis does where only their voltage shows it. One that fell silent after it
+    reported so stays dead, unless its meter reports a load. So does one that reports a load itself, and
     that supplies below draw from by what they have just read: a contact that sticks moves nothing. A feed
     that is truly lost is dead as soon as either of the two shows it.
     """
@@ -205,8 +205,10 @@ def carried_by(view: View, pairs: Pairs) -> Carried:
         ("cdu.flow_lpm", design.cdu_flow_lpm, design.cdu_heat_w),
         ("loop.flow_lpm", design.loop_flow_lpm, design.loop_heat_w),
     ):
-        heard = (view.quality(key) == GOOD) & (nominal_lpm > 0)  # a loop without CDUs has no nominal flow
-        flow = np.divide(view.believed(key), nominal_lpm, out=np.full(len(heard), np.nan), where=heard)
+        reporting = (view.quality(key) == GOOD) & (nominal_lpm > 0)  # a loop without CDUs has no nominal flow
+        flow = np.divide(
+            view.believed(key), nominal_lpm, out=np.full(len(reporting), np.nan), where=reporting
+        )
         if key.startswith("loop"):
             flow = np.where(_open_loops(view), flow, np.nan)
         carried = np.where((flow > 0) & (flow < LEAST_FLOW_PU), flow, 1.0)  # 0: its meter
@@ -246,22 +248,22 @@ def _open_loops(view: View) -> Bool:
     return found
 
 
-def other_w(view: View, gpu_w: F64, gain: F64 | float, heard: Bool | None = None) -> F64:
+def other_w(view: View, gpu_w: F64, gain: F64 | float, reporting: Bool | None = None) -> F64:
     """Return the power of each rack that does not depend on its GPUs [n_rack].
 
-    What its meter, as bad as it may read by now, tells beyond its GPUs; `gpu_w` [n_gpu] is what they draw,
+    What its meter, as bad as it may read by now, shows beyond its GPUs; `gpu_w` [n_gpu] is what they draw,
     and `gain` what the rack draws for a watt of them. Where its reading is older than theirs, or GPUs are
     silent, the two are not of one instant: then it is kept within what the profile states of nodes that are
-    on. A rack that was never heard has the most of that. NaN where neither a meter nor a profile says.
-    `heard` [n_gpu]: given where nodes stand in for GPUs, as in power_nodes; nothing of their nodes is beside
-    them then.
+    on. A rack that never reported has the most of that. NaN where neither a meter nor a profile says.
+    `reporting` [n_gpu]: given where nodes stand in for GPUs, as in power_nodes; nothing of their nodes is
+    beside them then.
     """
-    site, (least_w, most_w) = view.site, stated_w(view, heard is not None)
-    if heard is None:
-        heard = current(view, "gpu.power_w") | unpowered_gpus(view)
-    rest_w = view.worst("rack.power_w") - site.sum_by_rack("gpu", np.where(heard, gpu_w, 0.0)) * gain
+    site, (least_w, most_w) = view.site, stated_w(view, reporting is not None)
+    if reporting is None:
+        reporting = current(view, "gpu.power_w") | unpowered_gpus(view)
+    rest_w = view.worst("rack.power_w") - site.sum_by_rack("gpu", np.where(reporting, gpu_w, 0.0)) * gain
     rest_w = np.maximum(rest_w, 0.0)
-    silent = site.sum_by_rack("gpu", (~heard).astype(np.float64)) > 0
+    silent = site.sum_by_rack("gpu", (~reporting).astype(np.float64)) > 0
     at_once = np.isfinite(rest_w) & ~silent & (view.age_s("rack.power_w") <= AT_ONCE_S)
     return np.where(at_once, rest_w, np.fmax(np.fmin(rest_w, most_w), np.where(silent, np.nan, least_w)))
 

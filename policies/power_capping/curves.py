@@ -20,7 +20,7 @@ from twin.physics import CLOCK_MIN_PU, EXPONENT, capped, dynamic_share_pu, perfo
 STATIC_PU = 0.28
 BISECTIONS = 40  # of the clock: to 1e-12
 LEAST_W = 1e-9
-LEAST_SPREAD = 1e-4  # sum of squares of 1/s - 1: 1 % of the clock once. Less tells no share. source: estimate
+LEAST_SPREAD = 1e-4  # sum of squares of 1/s - 1: 1 % of the clock once. Less gives no share. source: estimate
 
 
 class Curve(NamedTuple):

@@ -100,9 +100,9 @@ def draws(view: View) -> Draws:
 def wants(view: View, peak_w: F64, since_s: float) -> Wants:
     """Estimate the demand of GPUs from power, caps, peaks `since_s` ago, and forecasts of their racks."""
     power_w, floor_w, most_w, capped = draws(view)
-    heard = current(view, "gpu.power_w")
-    cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices tell no cap
-    peak_w, demand_w = expected(power_w, heard, cap_w, most_w, peak_w, since_s)
+    reporting = current(view, "gpu.power_w")
+    cap_w = np.fmin(view.readback(CONTROL), view.commanded(CONTROL))  # some devices report no cap
+    peak_w, demand_w = expected(power_w, reporting, cap_w, most_w, peak_w, since_s)
     growth = growth_of(view)
     demand_w = demand_w if growth is None else demand_w * growth
     demand_w = np.clip(demand_w + inference_reserve_w(view, demand_w), floor_w, most_w)
@@ -116,13 +116,13 @@ def current(view: View, key: str) -> Bool:
 
 
 def expected(
-    power_w: F64, heard: Bool, cap_w: F64, most_w: F64, peak_w: F64, since_s: float
+    power_w: F64, reporting: Bool, cap_w: F64, most_w: F64, peak_w: F64, since_s: float
 ) -> tuple[F64, F64]:
     """(peak, demand) [n] of devices that draw this under these caps (NaN: none), had these peaks `since_s`
     ago, and may draw `most_w`."""
     at_cap = power_w >= AT_CAP_PU * np.where(np.isfinite(cap_w), np.minimum(cap_w, most_w), np.inf)
-    peak = np.maximum(peak_w * np.exp(-since_s / FORGET_S), np.where(heard, power_w, 0.0))
-    return peak, np.where(at_cap | ~heard, most_w, (1.0 + RESERVE_PU) * peak)
+    peak = np.maximum(peak_w * np.exp(-since_s / FORGET_S), np.where(reporting, power_w, 0.0))
+    return peak, np.where(at_cap | ~reporting, most_w, (1.0 + RESERVE_PU) * peak)
 
 
 def growth_of(view: View) -> F64 | None:

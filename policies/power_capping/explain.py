@@ -206,9 +206,9 @@ class PowerExplainer:
             notes.insert(0, f"the {racks} fullest of {n_rack:,} racks; `limit` shows more")
         if limits := _limits_from(shown):
             notes.insert(0, limits)
-        if told := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
-            notes.insert(0, f"forecast loads: upper ends of 90 % bands, of {' and of '.join(told)}; sums of "
-                            "bands count them as if all came at once: a bound, no forecast")  # fmt: skip
+        if sources := sorted({s["from"] for r in rows for s in r["ahead"] if s["from"]}):
+            notes.insert(0, f"forecast loads: upper ends of 90 % bands, of {' and of '.join(sources)}; sums "
+                            "of bands count them as if all came at once: a bound, no forecast")  # fmt: skip
         counts = capped_counts(state)
         sentences = [*_first_sentences(state, rows), _capped_sentence(state)]
         figures = [
@@ -511,8 +511,8 @@ def _limits_from(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         if row["limit_w"] is not None and row["limit_from"] not in of.setdefault(row["kind"], []):
             of[row["kind"]].append(row["limit_from"])
-    told = [f"{KIND_NAMES[kind]}: {', '.join(found[:3])}" for kind, found in of.items() if found]
-    return f"limits come from: {'; '.join(told)}" if told else ""
+    parts = [f"{KIND_NAMES[kind]}: {', '.join(found[:3])}" for kind, found in of.items() if found]
+    return f"limits come from: {'; '.join(parts)}" if parts else ""
 
 
 def _pct(share: float) -> str:

@@ -216,8 +216,8 @@ def _used_ws(
     known = past.quarter_ns == quarter_ns
     rest_s = gap_s if known else since_s
     seen = gap_s <= GAP_S and not np.isnan(load_w)
-    heard_w = 0.0 if np.isnan(load_w) else load_w
-    drawn_w = heard_w if seen else max(aim_w, heard_w, past.load_w)
+    known_w = 0.0 if np.isnan(load_w) else load_w
+    drawn_w = known_w if seen else max(aim_w, known_w, past.load_w)
     before_ws, before_s = (past.quarter_ws, past.unseen_s) if known else (0.0, 0.0)
     return before_ws + drawn_w * rest_s, before_s + (0.0 if seen else rest_s)
 

@@ -25,9 +25,9 @@ MOST_NODES = 200
 
 
 class FeedLoads(NamedTuple):
-    """Load of the site (W, NaN where nothing was ever heard), its unheard racks, and of each feeder the load
-    (W, NaN unknown), whether it was read and is not only feared, and the instant of the oldest reading in it
-    [n_feeder]; `site_age_s` is that of the site's racks."""
+    """Load of the site (W, NaN where nothing was ever reported), its unreported racks, and of each feeder the
+    load (W, NaN unknown), whether it was read and is not only feared, and the instant of the oldest reading
+    in it [n_feeder]; `site_age_s` is that of the site's racks."""
 
     site_w: float
     unheard_racks: int
@@ -46,14 +46,14 @@ def feed_loads(view: View, carried: Carried) -> FeedLoads:
     """Return the loads of the site and of all feeders, at worst case for silent meters."""
     site, loads = view.site, loads_of(view, carried)
     rack = rack_power(view)
-    read_w = np.where(rack.heard, rack.read_w, rack.worst_w)
+    read_w = np.where(rack.reporting, rack.read_w, rack.worst_w)
     # A NaN of one GPU must not hide the draw of the others of its rack
     gpus_w = site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     rack_w = np.where(np.isfinite(read_w), read_w, gpus_w * gain_of(site))
-    unheard = ~np.isfinite(read_w) & (gpus_w <= 0)
-    site_w = float(rack_w.sum()) if (~unheard).any() else np.nan
-    age_s = float(rack.age_s[rack.heard].max(initial=0.0))
-    return FeedLoads(site_w, int(unheard.sum()), loads.load_w, loads.metered, loads.read_ns, age_s)
+    unreported = ~np.isfinite(read_w) & (gpus_w <= 0)
+    site_w = float(rack_w.sum()) if (~unreported).any() else np.nan
+    age_s = float(rack.age_s[rack.reporting].max(initial=0.0))
+    return FeedLoads(site_w, int(unreported.sum()), loads.load_w, loads.metered, loads.read_ns, age_s)
 
 
 def feed_rows(view: View, carried: Carried, loads: FeedLoads) -> list[dict[str, Value]]:

@@ -14,7 +14,7 @@ import numpy as np
 from policies.power_capping.budgets import Carried, carried_by, dead_feeders, gain_of, pairs_of, sums_w
 from policies.power_capping.loads import loads_of, rack_power
 from policies.power_capping.nodes import nodes_of
-from policies.power_capping.unheard import learning_s, never_heard
+from policies.power_capping.unreported import learning_s, never_reported
 from twin.catalogue import F64, I64, NS, Bool, clean
 from twin.contracts import ExplainRequest, View, measured
 from twin.telemetry import GOOD
@@ -24,7 +24,7 @@ KINDS = ("rack", "feeder", "cdu", "loop", "site")
 MOST_HORIZONS = 6
 MOST_ROWS = 1000  # of an answer, racks beside them
 SHOWN_FEW = 8  # places on the overview
-MOST_USE_PU = 10.0  # that is told; ten times too much is all that matters
+MOST_USE_PU = 10.0  # that is stated; ten times too much is all that matters
 SLACK_W = 1.0  # a cap within this of the most that a device may have is none
 POLICIES = ("power_cap", "power_guard")
 ADD_IT = (
@@ -37,12 +37,12 @@ NO_FORECAST = "no forecast of racks or feeders yet: `racktwin forecast list` say
 
 
 class PlaceLoads(NamedTuple):
-    """The load of each place [n_place]: W now, W with the other side lost, racks never heard below, the kind,
-    and whether a meter of its own is read."""
+    """The load of each place [n_place]: W now, W with the other side lost, racks below that never reported,
+    the kind, and whether a meter of its own is read."""
 
     now_w: F64
     lost_w: F64
-    unheard: F64
+    unreported: F64
     kind: list[str]
     metered: Bool
 
@@ -58,7 +58,7 @@ class PowerState:
     dead: Bool
     now: Carried
     lost: Carried
-    rack_w: F64  # [n_rack] NaN where nothing was ever heard
+    rack_w: F64  # [n_rack] NaN where nothing was ever reported
     loads: PlaceLoads
 
 
@@ -74,9 +74,9 @@ def power_state(view: View, request: ExplainRequest, failover: bool, high_priori
 
 def rack_power_w(view: View) -> F64:
     """Power of each rack [n_rack]: its meter, as bad as it may read by now where silent, else its GPUs' sum;
-    NaN where nothing was ever heard."""
+    NaN where nothing was ever reported."""
     rack = rack_power(view)
-    read_w = np.where(rack.heard, rack.read_w, rack.worst_w)
+    read_w = np.where(rack.reporting, rack.read_w, rack.worst_w)
     gpus_w = view.site.sum_by_rack("gpu", np.nan_to_num(view.worst("gpu.power_w").astype(np.float64)))
     gpus_w = gpus_w * gain_of(view.site)
     return np.where(np.isfinite(read_w), read_w, np.where(gpus_w > 0, gpus_w, np.nan))
@@ -91,11 +91,11 @@ def kinds_of(carried: Carried, sizes: dict[str, int]) -> list[str]:
 
 
 def _loads(view: View, now: Carried, lost: Carried, rack_w: F64) -> PlaceLoads:
-    """Feeders by their meters where those tell; a place below which nothing was heard has NaN."""
+    """Feeders by their meters where those report; NaN for a place below which nothing reported."""
     known = np.nan_to_num(rack_w)
     some = sums_w(now, np.isfinite(rack_w).astype(np.float64)) > 0
     silent = (~np.isfinite(rack_w)).astype(np.float64)[now.pairs.rack]
-    unheard = np.bincount(now.pairs.place, silent, len(now.limit_w)).astype(np.float64)
+    unreported = np.bincount(now.pairs.place, silent, len(now.limit_w)).astype(np.float64)
     now_w = np.where(some, sums_w(now, known), np.nan)
     first, n = now.feeder(0), now.n_feeder
     metered = np.zeros(len(now_w), np.bool_)
@@ -109,7 +109,7 @@ def _loads(view: View, now: Carried, lost: Carried, rack_w: F64) -> PlaceLoads:
     if cdu.any():  # a CDU that meters its own heat knows better
         own = measured(view, "cdu.heat_w")
         now_w[cdu] = lost_w[cdu] = np.where(np.isfinite(own) & (own > 0), own, now_w[cdu])
-    return PlaceLoads(now_w, lost_w, unheard, kind, metered)
+    return PlaceLoads(now_w, lost_w, unreported, kind, metered)
 
 
 def cap_leases(state: PowerState, control: str = CAP) -> tuple[F64, I64]:
@@ -285,7 +285,7 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
             "place": state.now.name(site, place), "kind": kind, "dead": dead, **looked,
             "limit_from": limit_from(state, place, limits),
             "target": limits.target[place], "metered": bool(loads.metered[place]),
-            "unheard_racks": int(loads.unheard[place]), "capped_gpus": int(capped[place]),
+            "unheard_racks": int(loads.unreported[place]), "capped_gpus": int(capped[place]),
             "ahead": steps, "peak_w": None, "peak_lost_w": None, "peak_s": None,
         }  # fmt: skip
         if peaks is not None:
@@ -408,11 +408,11 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
         out.append(
             f"{silent} of {len(state.rack_w)} racks have never reported: the load above them is higher"
         )
-    unheard = int(never_heard(state.view, nodes_of(state.view.site)).sum())
-    if unheard:
+    unreported = int(never_reported(state.view, nodes_of(state.view.site)).sum())
+    if unreported:
         out.append(
-            f"{unheard:,} of {state.view.site.sizes['gpu']:,} GPUs have never reported: they count with the "
-            "power that the meters above them leave; without such a meter, with nothing for "
+            f"{unreported:,} of {state.view.site.sizes['gpu']:,} GPUs have never reported: they count with "
+            "the power that the meters above them leave; without such a meter, with nothing for "
             f"{learning_s(state.view.site):.0f} s and then with their maximum"
         )
     if request.role != "leader":

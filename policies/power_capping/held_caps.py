@@ -108,12 +108,12 @@ def job_caps(state: PowerState) -> list[dict[str, Any]]:
         if not jobs.alive[slot] or not len(mine):
             continue
         own_w = cap_w[mine[own[mine]]]
-        heard = power_w[mine][np.isfinite(power_w[mine])]
+        known_w = power_w[mine][np.isfinite(power_w[mine])]
         out.append({
             "job": clean(jobs.names[slot] or f"job{slot}", 120), "class": CLASS_NAMES[int(class_of[mine[0]])],
             "priority": int(jobs.priority[slot]), "gpus": len(mine), "capped": int(capped[mine].sum()),
             "cap_w": float(own_w.min()) if len(own_w) else None,
-            "power_w": float(heard.mean()) if len(heard) else None,
+            "power_w": float(known_w.mean()) if len(known_w) else None,
         })  # fmt: skip
     return sorted(out, key=lambda r: (-CLASS_NAMES.index(r["class"]), -r["priority"], r["job"]))
 

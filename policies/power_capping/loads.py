@@ -21,7 +21,7 @@ from twin.telemetry import GOOD
 # Of a node's power: a supply without a feed delivers less than the first, and the other one more than the
 # second of these. source: estimate; two that share differ by some percent
 UNFED_PU, ALONE_PU = 0.03, 0.8
-LEAST_NODE_W = 50.0  # below it supplies tell nothing. source: estimate
+LEAST_NODE_W = 50.0  # below it supplies say nothing. source: estimate
 MOST_PU = 0.9  # of the nodes of a rack that say so: a supply alone breaks now and then. source: estimate
 # Of what a profile makes of the power of its nodes: a rack draws no less. source: estimate, profiles err
 LEAST_PU = 0.9
@@ -29,10 +29,10 @@ FOREVER_S = 1e8  # an age that stands for none
 
 
 class RackPower(NamedTuple):
-    """Power of racks as they tell of it, of a hall as its daemon does [n_rack] each: whether it was just
+    """Power of racks as they report it, of a hall as its daemon does [n_rack] each: whether it was just
     read, as last read, as bad as it may be by now (W), and its age (s)."""
 
-    heard: Bool
+    reporting: Bool
     read_w: F64
     worst_w: F64
     age_s: F64
@@ -41,25 +41,26 @@ class RackPower(NamedTuple):
 def rack_power(view: View) -> RackPower:
     """Power of all racks."""
     is_hall = np.isfinite(view.site.envelopes[HALL_BUDGET].safe)
-    told = [
+    columns = [
         (view.quality(key) == GOOD, view.believed(key), view.worst(key), view.age_s(key))
         for key in ("rack.power_w", *(("rack.hall_power_w",) if is_hall.any() else ()))
     ]
-    heard, read_w, worst_w, age_s = (
-        np.where(is_hall, of_halls, of_racks) for of_racks, of_halls in zip(told[0], told[-1], strict=True)
+    reporting, read_w, worst_w, age_s = (
+        np.where(is_hall, of_halls, of_racks)
+        for of_racks, of_halls in zip(columns[0], columns[-1], strict=True)
     )
-    return RackPower(heard, *(x.astype(np.float64) for x in (read_w, worst_w, age_s)))
+    return RackPower(reporting, *(x.astype(np.float64) for x in (read_w, worst_w, age_s)))
 
 
 class Loads(NamedTuple):
-    """Of each feeder [n_feeder]: load (W, NaN where nothing was ever heard), whether it was read and not only
-    feared, and when; of each GPU [n_gpu]: whether its power is heard; of each rack [n_rack]: what it should
-    draw by now from its meter and its nodes, and from its nodes alone (0: none is heard), W."""
+    """Of each feeder [n_feeder]: load (W, NaN where nothing was ever reported), whether it was read and not
+    only feared, and when; of each GPU [n_gpu]: whether it reports its power; of each rack [n_rack]: what it
+    should draw by now from its meter and its nodes, and from its nodes alone (0: none reports), W."""
 
     load_w: F64
     metered: Bool
     read_ns: I64
-    gpu_heard: Bool
+    gpu_reporting: Bool
     rack_w: F64
     likely_w: F64
 
@@ -68,21 +69,21 @@ def loads_of(view: View, carried: Carried) -> Loads:
     """Loads of all feeders."""
     first, n = carried.feeder(0), view.site.sizes["feeder"]
     pairs = carried.pairs
-    gpu_heard = current(view, "gpu.power_w")
-    gpu_w = np.where(gpu_heard, view.believed("gpu.power_w"), 0.0).astype(np.float64)
+    gpu_reporting = current(view, "gpu.power_w")
+    gpu_w = np.where(gpu_reporting, view.believed("gpu.power_w"), 0.0).astype(np.float64)
     sure_w, likely_w = _by_nodes_w(view, gpu_w)
     rack = rack_power(view)
     # Whatever its meter says, a rack draws what its nodes do, and most of what comes with them
     least_w = np.fmax(sure_w, LEAST_PU * likely_w)
-    rack_w = np.where(rack.heard, np.fmax(rack.read_w, least_w), likely_w)
+    rack_w = np.where(rack.reporting, np.fmax(rack.read_w, least_w), likely_w)
     racks_w = sums_w(carried, rack_w)[first : first + n]
 
     read = view.quality("feeder.power_w") == GOOD
     meter_w = np.where(read, view.believed("feeder.power_w"), np.nan).astype(np.float64)
     by_meter = read & ~(racks_w > meter_w)
-    # All racks below are heard: their sum is a reading as well
-    unheard = sums_w(carried, (~rack.heard).astype(np.float64))[first : first + n] > 0
-    metered = read | (~unheard & (racks_w > 0))
+    # All racks below report: their sum is a reading as well
+    unreported = sums_w(carried, (~rack.reporting).astype(np.float64))[first : first + n] > 0
+    metered = read | (~unreported & (racks_w > 0))
 
     worst_rack_w = np.where(np.isfinite(rack.worst_w), rack.worst_w, likely_w)
     worst_w = sums_w(carried, worst_rack_w)[first : first + n]
@@ -90,18 +91,18 @@ def loads_of(view: View, carried: Carried) -> Loads:
     load_w = np.where(read, np.fmax(meter_w, racks_w), feared_w)
 
     # As old as the oldest reading in it
-    age_of_rack = np.where(rack.heard, np.minimum(rack.age_s, FOREVER_S), 0.0)
+    age_of_rack = np.where(rack.reporting, np.minimum(rack.age_s, FOREVER_S), 0.0)
     oldest = np.zeros(len(carried.limit_w))
     np.maximum.at(oldest, pairs.place, age_of_rack[pairs.rack])
     age_s = np.where(by_meter, np.minimum(view.age_s("feeder.power_w"), FOREVER_S), oldest[first : first + n])
     read_ns = view.now_ns - np.where(metered, age_s * NS, 0.0).astype(np.int64)
-    return Loads(load_w, metered, read_ns, gpu_heard, np.fmax(rack_w, likely_w), likely_w)
+    return Loads(load_w, metered, read_ns, gpu_reporting, np.fmax(rack_w, likely_w), likely_w)
 
 
 def _by_nodes_w(view: View, gpu_w: F64) -> tuple[F64, F64]:
     """Return the least and the likely power of racks by their nodes [n_rack]; 0 where no node reports.
 
-    Nodes and GPUs are heard within a second, a building's meters tell of a rise when it is over. `gpu_w`
+    Nodes and GPUs report within a second, a building's meters report a rise when it is over. `gpu_w`
     [n_gpu]: 0 where a GPU is silent. Where a profile does not say, less is likely.
     """
     site, design = view.site, view.site.design
@@ -125,7 +126,7 @@ def _beside_w(design: Design) -> F64:
 def lifted(share: F64, rack_w: F64, load_w: float) -> F64:
     """Shares of racks on a feeder [k] that account for its load: raised alike, none above 1.
 
-    When the other side is lost and has not told so yet, more than its share of a rack flows here.
+    When the other side is lost and has not reported so yet, more than its share of a rack flows here.
     """
     out = share.copy()
     for _ in range(len(share)):

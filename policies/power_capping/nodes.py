@@ -44,18 +44,18 @@ def nodes_of(site: Site) -> CappedNodes:
 def standing_in(
     view: View, want: Wants, nodes: CappedNodes, peak_w: F64, since_s: float
 ) -> tuple[Wants, Bool]:
-    """(`want` with these nodes in the rows of their first GPUs, whether each row is heard [n_gpu]).
+    """(`want` with these nodes in the rows of their first GPUs, whether each row has a reading [n_gpu]).
 
     `peak_w` [n_gpu]: peaks `since_s` ago.
     """
-    heard = current(view, "gpu.power_w") | unpowered_gpus(view)
+    reporting = current(view, "gpu.power_w") | unpowered_gpus(view)
     envelope, at = view.envelope(NODE_CONTROL), nodes.node
     floor_w, most_w = envelope.low[at], envelope.high[at]
-    heard_node = current(view, "node.power_w")[at]
+    node_reporting = current(view, "node.power_w")[at]
     worst_w = view.worst("node.power_w")[at].astype(np.float64)
     power_w = np.minimum(np.where(np.isfinite(worst_w), worst_w, most_w), most_w)
     cap_w = np.fmin(view.readback(NODE_CONTROL)[at], view.commanded(NODE_CONTROL)[at])
-    peak, demand_w = expected(power_w, heard_node, cap_w, most_w, peak_w[nodes.gpu], since_s)
+    peak, demand_w = expected(power_w, node_reporting, cap_w, most_w, peak_w[nodes.gpu], since_s)
 
     def put(column: np.ndarray, values: np.ndarray | float) -> np.ndarray:
         out = np.where(nodes.inside, column.dtype.type(0), column)
@@ -70,12 +70,12 @@ def standing_in(
         put(want.peak_w, peak),
         put(want.capped, np.ones(len(at), np.bool_)),
     )
-    heard = np.where(nodes.inside, True, heard)
-    heard[nodes.gpu] = heard_node
-    return out, heard
+    reporting = np.where(nodes.inside, True, reporting)
+    reporting[nodes.gpu] = node_reporting
+    return out, reporting
 
 
-def heard_s(view: View, nodes: CappedNodes) -> F64:
+def cap_age_s(view: View, nodes: CappedNodes) -> F64:
     """Return the age of caps that devices report [n_gpu], nodes in rows of their first GPUs; inf: never."""
     out = view.age_s("gpu.power_limit_w").astype(np.float64)
     out[nodes.gpu] = view.age_s("node.power_cap_readback_w")[nodes.node]

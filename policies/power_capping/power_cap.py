@@ -52,12 +52,25 @@ from policies.power_capping.external_limits import (
     outside,
 )
 from policies.power_capping.headroom import power_state
-from policies.power_capping.nodes import NODE_CONTROL, CappedNodes, heard_s, nodes_of, readback_w, standing_in
+from policies.power_capping.nodes import (
+    NODE_CONTROL,
+    CappedNodes,
+    cap_age_s,
+    nodes_of,
+    readback_w,
+    standing_in,
+)
 from policies.power_capping.reasons import FIGURES, OTHERS, LimitReasons, kept_figures, place_figures
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
 from policies.power_capping.shares import Claims, gpus_w, shared_out
-from policies.power_capping.unheard import Unheard, never_heard, unheard_of, waiting_places, with_unheard
+from policies.power_capping.unreported import (
+    UnreportedGpus,
+    never_reported,
+    unreported_gpus,
+    waiting_places,
+    with_unreported,
+)
 from twin.catalogue import F64, I8, I32, NS, Bool, ContractError
 from twin.contracts import (
     Columns,
@@ -81,7 +94,7 @@ MARGIN_PU = 0.02  # of a budget that is not planned with: meters and models err.
 # losses are not known that well. source: estimate
 OTHER_PU_PER_S, OTHER_LEAST_W, OTHER_OF_GPUS_PU, MEAN_S, OTHER_OF_CUT_PU = 0.005, 1000.0, 0.15, 15.0, 0.08
 SETTLED_W = 5.0  # a cap is read back to within this
-DEAF_S = 10.0  # after a cut, by when whoever obeys has told so. source: estimate, as of leases
+DEAF_S = 10.0  # after a cut, until whoever obeys has reported it. source: estimate, as of leases
 TO_BE_RAISED = (
     f"no budget above is full any more: the cap is raised once {100 * STEP_PU:.0f} % of its range can be "
     f"given back, {DWELL_S:.0f} to {DWELL_S + SPREAD_S:.0f} s after the last cut"
@@ -184,14 +197,14 @@ class PowerCap:
         last_ns = int(memory["peak_ns"])
         since_s = max(now_ns - last_ns, 0) / NS if last_ns else 0.0
         nodes = nodes_of(site)
-        want, other, carried, unheard, known = self._loads(view, memory, nodes, since_s)
+        want, other, carried, unreported, known = self._loads(view, memory, nodes, since_s)
         limits, course = self._outside(view, carried, want, other, memory)
         carried = carried.within(limits.site_w, limits.feeder_w)
         kept = dict(memory) | {"peak_w": want.peak_w, "peak_ns": np.array(now_ns)} | course | known
         left_w = self._left_w(view, carried, want, other, memory, nodes)
         spared, sums = self._spared_w(site, carried, want, left_w, memory, since_s)
         left_w, kept = left_w + spared, kept | sums
-        left_w = np.where(waiting_places(site, carried, want, left_w, unheard), np.inf, left_w)
+        left_w = np.where(waiting_places(site, carried, want, left_w, unreported), np.inf, left_w)
         job = np.where(want.capped, together(view), -1)
         class_of = _of_jobs(classes(view, self.least_high, self.tenant_shares), job)
         compute_pu = learned_pu(view)
@@ -213,7 +226,7 @@ class PowerCap:
         kept["cap_w"] = np.where(capped, cap_w, 0.0)
         kept["cut_ns"] = np.where(capped, cut_ns, 0)
         why = LimitReasons(
-            view, carried, limits, unheard, held_by, short, lower.most_w < want.most_w, self.margin_pu
+            view, carried, limits, unreported, held_by, short, lower.most_w < want.most_w, self.margin_pu
         )
         figures: Memory = {name: np.zeros_like(memory[name]) for name in FIGURES}
         named, n_other = why.binding_places(capped)
@@ -226,26 +239,26 @@ class PowerCap:
 
     def _loads(
         self, view: View, memory: Memory, nodes: CappedNodes, since_s: float
-    ) -> tuple[Wants, F64, Carried, Unheard, Memory]:
-        """(demand of GPUs, what racks draw beside them [n_rack], places, unheard GPUs, columns to be
+    ) -> tuple[Wants, F64, Carried, UnreportedGpus, Memory]:
+        """(demand of GPUs, what racks draw beside them [n_rack], places, unreported GPUs, columns to be
         remembered).
         """
         site = view.site
         # The peak of who just spoke first was estimated
-        spoke = (memory["unheard_ns"] > 0) & ~never_heard(view, nodes)
+        spoke = (memory["unheard_ns"] > 0) & ~never_reported(view, nodes)
         peak_w = np.where(spoke, 0.0, memory["peak_w"])
-        want, heard = wants(view, peak_w, since_s), None
+        want, reporting = wants(view, peak_w, since_s), None
         if len(nodes.node):
-            want, heard = standing_in(view, want, nodes, peak_w, since_s)
-        other = other_w(view, want.power_w, gain_of(site), heard)
+            want, reporting = standing_in(view, want, nodes, peak_w, since_s)
+        other = other_w(view, want.power_w, gain_of(site), reporting)
         carried = carried_by(view, pairs_of(site, dead_feeders(view), self.failover))
-        unheard = unheard_of(view, carried, want, other, nodes, memory)
-        want = with_unheard(view, want, unheard, nodes, peak_w, since_s)
-        other, known = _slewed(site, unheard.other_w, want, readback_w(view, nodes), memory, since_s)
+        unreported = unreported_gpus(view, carried, want, other, nodes, memory)
+        want = with_unreported(view, want, unreported, nodes, peak_w, since_s)
+        other, known = _slewed(site, unreported.other_w, want, readback_w(view, nodes), memory, since_s)
         # An assumed value is not held on to: the first reading counts as it is
-        measured = np.isfinite(view.worst("rack.power_w")) & ~unheard.learning_rack
+        measured = np.isfinite(view.worst("rack.power_w")) & ~unreported.learning_rack
         known["other_w"] = np.where(measured, known["other_w"], 0.0)
-        return want, other, carried, unheard, known | unheard.since
+        return want, other, carried, unreported, known | unreported.since
 
     def _outside(
         self, view: View, carried: Carried, want: Wants, other: F64, memory: Memory
@@ -256,10 +269,10 @@ class PowerCap:
         drawn_w = sums_w(carried, rack_w)[first : first + carried.n_feeder]
         metered = view.quality("feeder.power_w") == GOOD
         drawn_w = np.where(metered, view.believed("feeder.power_w"), drawn_w).astype(np.float64)
-        unheard = not (
+        unreported = not (
             np.isfinite(view.believed("rack.power_w")).any() or (view.quality("gpu.power_w") == GOOD).any()
         )
-        load_w = _NAN if unheard else float(rack_w.sum())
+        load_w = _NAN if unreported else float(rack_w.sum())
         limits, course = outside(view, self.outside, course_of(memory), load_w, drawn_w)
         return limits, columns_of(course)
 
@@ -272,7 +285,7 @@ class PowerCap:
             site.sum_by_rack("gpu", np.isfinite(view.believed("gpu.power_w")).astype(np.float64)) > 0
         )
         # A read-back long after the last cut stays: a device that does not obey by then never will
-        known = heard_s(view, nodes) < (view.now_ns - memory["cut_ns"]) / NS - DEAF_S
+        known = cap_age_s(view, nodes) < (view.now_ns - memory["cut_ns"]) / NS - DEAF_S
         # A device that was cut and is not read back yet may draw as before
         cap_w, readback = memory["cap_w"], np.nan_to_num(readback_w(view, nodes))
         late_w = np.where((cap_w > 0) & (readback > cap_w + SETTLED_W), readback - cap_w, 0.0)
@@ -285,7 +298,7 @@ class PowerCap:
             )
         )
         left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
-        # Cuts on their way are a reason to raise nothing, and none to cut the same again that nobody heard of
+        # Cuts on their way are a reason to raise nothing, and no reason to cut the same again
         left_w = np.maximum(left_w - late_w, np.minimum(left_w, held_w))
         return np.where(sums_w(carried, reported.astype(np.float64)) > 0, np.maximum(left_w, 0.0), np.inf)
 
@@ -342,7 +355,7 @@ def _slewed(
 ) -> tuple[F64, Memory]:
     """Return (slew-limited power of racks beside their GPUs [n_rack], columns of the memory).
 
-    Their meters tell of a moment ago: where GPUs just fell, what they drew until then seems to be beside
+    Their meters report the past: where GPUs just fell, what they drew until then seems to be beside
     them, and would be taken from them once more; where they just rose, less. What is beside them rises and
     falls with them, and else slowly. With GPUs that are cut, and not those that pause, it may seem to rise.
     """

@@ -60,7 +60,7 @@ WARM, WARM_TARGET_PU = 0.6, 0.90  # a breaker at this share of its trip is relie
 CALM_S, SPREAD_S = 60.0, 30.0  # below CALM_PU before anything is released. source: estimate
 RELEASE_S = 120.0  # in which one class is given back. source: estimate
 # From a cut to a reading that knows of it: a cap loop of 2.5 s (domain.md G), and a building's system may
-# tell values of up to 3 s ago as if they were new. source: estimate
+# report values of up to 3 s ago as if they were new. source: estimate
 SETTLE_S = 5.0
 RISEN_PU = 0.02  # of a budget, above what was cut for: that is cut as well, at once. source: estimate
 # A cut is eased this long after it, by this share of what is left, at no more than so much of a class at once
@@ -229,7 +229,7 @@ class PowerGuard:
 class Feeders:
     """The feeders at one instant [n_feeder]: budgets in force, load over budget and over what is rated.
 
-    `dead`: without power, by what was told; `gone`: or by the supplies of the nodes below.
+    `dead`: without power, by reports; `gone`: or by the supplies of the nodes below.
     """
 
     carried: Carried
@@ -402,7 +402,7 @@ class _Cuts:
         """Return the reporting GPUs that are not above their commanded cap."""
         cap_w = self.view.commanded(CONTROL)
         over = self._now_w > (1.0 + DISOBEYS_PU) * np.where(np.isfinite(cap_w), cap_w, np.inf)
-        return ~over & self.state.loads.gpu_heard
+        return ~over & self.state.loads.gpu_reporting
 
     @cached_property
     def _lapsed_w(self) -> F64:
@@ -445,10 +445,10 @@ class _Cuts:
             elif least > 0:
                 below = below._replace(share=below.share * self._obeys[below.at])
             goal_w = float(below.share @ power_w) - excess_w
-        else:  # nobody tells what flows: their caps have to vouch for it
-            power_w, known = self.want.power_w[below.at], loads.gpu_heard[below.at]
+        else:  # no meter shows what flows: their caps have to vouch for it
+            power_w, known = self.want.power_w[below.at], loads.gpu_reporting[below.at]
             goal_w = float(self.aim_w[feeder] - self._rest_w[self.state.carried.feeder(feeder)])
-            if known.any():  # those that are silent may hear nothing either, and fall to their safe caps
+            if known.any():  # those that are silent may receive nothing either, and fall to their safe caps
                 goal_w -= float((below.share * ~known) @ np.fmin(power_w, self._lapsed_w[below.at]))
                 below = below._replace(share=below.share * known)
         return deep_enough(below, power_w, goal_w, least)
@@ -465,13 +465,13 @@ class _Cuts:
     def eased(self, feeder: int) -> float | None:
         """Return the sufficient depth for a feeder; None if there is nothing to release.
 
-        What stands below its cap counts as if it rose to it at once; what is not heard, from nothing.
+        What stands below its cap counts as if it rose to it at once; what does not report, from nothing.
         """
         below, loads, aim_w = self._below(feeder), self.state.loads, float(self.aim_w[feeder])
         gain = gain_of(self.view.site)[self.view.site.rack_of_gpu[below.at]]
         below = below._replace(share=below.share * gain)
         depth = float(self.kept["depth"][feeder])
-        drawn_w = np.where(loads.gpu_heard[below.at], self._read_w[below.at], 0.0)
+        drawn_w = np.where(loads.gpu_reporting[below.at], self._read_w[below.at], 0.0)
         room_w = float(below.share @ np.maximum(caps_of(below, depth) - drawn_w, 0.0))
         spare_w = aim_w - float(loads.load_w[feeder]) - room_w
         if spare_w <= EASE_LEAST_PU * aim_w:
@@ -582,7 +582,7 @@ def _cap_cells(cap_w: F64) -> dict[str, Value]:
 def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Proposal]:
     """Return safe caps for silent GPUs below feeders without any reading of their load.
 
-    `bound` [n_feeder]: those that have a budget. A rack that was never heard asks for nothing.
+    `bound` [n_feeder]: those that have a budget. A rack that never reported asks for nothing.
     """
     site, pairs = view.site, carried.pairs
     blind = np.zeros(len(carried.limit_w), np.bool_)
@@ -593,7 +593,7 @@ def unseen(view: View, carried: Carried, loads: Loads, bound: Bool) -> list[Prop
     below = np.zeros(carried.n_rack, np.bool_)
     below[pairs.rack[blind[pairs.place]]] = True
     envelope = view.envelope(CONTROL)
-    silent = ~loads.gpu_heard & np.isfinite(view.believed("gpu.power_w"))
+    silent = ~loads.gpu_reporting & np.isfinite(view.believed("gpu.power_w"))
     index = mask_index(below[site.rack_of_gpu] & silent & np.isfinite(envelope.low))
     if not len(index):
         return []

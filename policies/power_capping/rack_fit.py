@@ -70,7 +70,7 @@ def fit(
     past a new one takes after, `risk_pu` per hour.
     """
     plate, binds = by_nameplate(places, nameplate_w, new_w)
-    if past is not None:  # who was never heard teaches nothing
+    if past is not None:  # who never reported teaches nothing
         donors = donors[np.isfinite(past.power_w[:, donors]).any(axis=0)]
     hours, days, kept = known_hours(past, places) if past is not None else (0, 0, np.zeros(0, np.bool_))
     why = _why_not(past, hours, days, donors, risk_pu)

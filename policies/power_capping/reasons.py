@@ -14,8 +14,8 @@ import numpy as np
 from policies.power_capping.budgets import Carried, gain_of, sums_w
 from policies.power_capping.demand import Wants
 from policies.power_capping.external_limits import ExternalLimits
-from policies.power_capping.unheard import Unheard
 from policies.power_capping.unpowered import unpowered_gpus
+from policies.power_capping.unreported import UnreportedGpus
 from twin.catalogue import F64, I64, Bool, text
 from twin.contracts import Memory, View
 from twin.site import Site
@@ -90,7 +90,7 @@ class LimitReasons:
     view: View
     carried: Carried
     limits: ExternalLimits
-    unheard: Unheard
+    unreported: UnreportedGpus
     held_by: I64
     short: Bool
     shaved: Bool
@@ -123,7 +123,7 @@ class LimitReasons:
             first <= place < first + n and self.carried.limit_w[place] >= self.limits.feeder_w[place - first]
         ):
             why = self.limits.feeder_why[place - first]
-        more = self._figures(place, figures) + self._unheard(place)
+        more = self._figures(place, figures) + self._unreported(place)
         if why:
             return f"{what} of {name} is more than it may draw now: {why}{more}"
         lost = " if the other side fails" if self._stands_in(place) else ""
@@ -153,18 +153,18 @@ class LimitReasons:
         alone, now = (pairs.share[pairs.place == at].sum() for at in (place, pairs.drawn + feeder))
         return bool(alone > now)
 
-    def _unheard(self, place: int) -> str:
+    def _unreported(self, place: int) -> str:
         """Return a text on the GPUs below a place that never reported, and their assumed power; "" for none.
 
-        Those that count with their most go before those that a meter above tells of.
+        Those that count with their most go before those that a meter above measures.
         """
-        pairs, unheard = self.carried.pairs, self.unheard
+        pairs, unreported = self.carried.pairs, self.unreported
         below = np.zeros(self.carried.n_rack, np.bool_)
         below[pairs.rack[pairs.place == place]] = True
         mine = below[self.view.site.rack_of_gpu] & ~unpowered_gpus(self.view)
         for kind, counted in (
-            (unheard.at_most, "their maximum, as no meter above them reports"),
-            (unheard.metered, "the power that the meters above them leave"),
+            (unreported.at_most, "their maximum, as no meter above them reports"),
+            (unreported.metered, "the power that the meters above them leave"),
         ):
             if (never := mine & kind).any():
                 gpus = f"{never.sum():,} of its {mine.sum():,} GPUs"

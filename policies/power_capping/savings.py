@@ -1,7 +1,7 @@
 """Savings: running account of the work that caps cost and the energy that they save, by class and job.
 
 The account keeps quarters of an hour for eight days. Work is lost while a GPU is at its cap and would draw
-more; its recent power without a cap tells how much.
+more; its recent power without a cap shows how much.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from twin.telemetry import GOOD
 
 SLOT_S = 900.0
 KEEP_SLOTS = 8 * 96  # eight days
-MAX_JOBS = 24  # of a slot that are told one by one; the others are summed
+MAX_JOBS = 24  # of a slot that are listed one by one; the others are summed
 MAX_GAP_S = 60.0  # a longer pause between two looks counts as this much
 DRAWN_S = 60.0  # time constant of what a GPU draws without a cap
 PEAK_SLOTS = 4  # of the peaks of late: an hour

@@ -1,7 +1,7 @@
 """Thermal plan: seconds until GPUs overheat at each power, from the heat that they store.
 
 C dT/dt = P - G (T - Tc). Whatever the coolant does, another power changes the rate by its difference over C.
-So one measured rate tells how fast a GPU warms up at its lowest cap, or with its clock locked at its lowest.
+So one measured rate shows how fast a GPU warms up at its lowest cap, or with its clock locked at its lowest.
 C comes from the design and may be off by a share; where that decides, the end that spares the node counts.
 """
 

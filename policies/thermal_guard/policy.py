@@ -219,7 +219,7 @@ def _strains(view: View, found: HeatCaps, capped: I32) -> DataTable:
 
 
 def _key(code: int) -> str:
-    """The signal of a reason; "" for the time after, and for what is told of a whole rack."""
+    """The signal of a reason; "" for the time after, and for what concerns a whole rack."""
     return KEYS[code // 2] if code < AFTER else ""
 
 

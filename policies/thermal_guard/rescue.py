@@ -66,7 +66,7 @@ class Rescue:
 def rescue(view: View, memory: Memory, found: Rise, fast: Surge) -> Rescue:
     """The dangers and orders of all nodes; the memory that follows from it gives the same again.
 
-    Orders follow from what was measured at the lowest caps, and never from a surge, of which the plan tells
+    Orders follow from what was measured at the lowest caps, and never from a surge, which the plan covers
     only what will come: before the caps are there, the heat that is stored is more in doubt than the heat of
     an idle GPU.
     """

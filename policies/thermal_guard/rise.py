@@ -2,9 +2,9 @@
 
 Two straight lines are fitted to the latest readings of each GPU since its cap was read back at its lowest, or
 since it draws no more than that anyway; where a locked clock has lowered its power further, they begin anew.
-The rate that counts is the least that the noise of the readings allows. The line over some seconds tells a
+The rate that counts is the least that the noise of the readings allows. The line over some seconds shows a
 loss of flow. Nothing else enters it: no flow, no power, no law of the plate, so none of these can mislead it.
-The line over half a minute tells a creep. As harmless things creep too, it counts only in a rack whose flow
+The line over half a minute shows a creep. As harmless things creep too, it counts only in a rack whose flow
 is measured beyond its guard, or of which several GPUs have warmed up by more than a change of the supply
 explains; and no further than the other line allows, since what slows down looks faster over a longer time.
 """

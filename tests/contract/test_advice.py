@@ -22,7 +22,7 @@ NEAR_PU = 0.15  # of a control's range, by which advice and commands of the same
 # Heat stays as it is while nobody obeys: a GPU reads a degree more, of three between guard and limit
 HEAT_PU = {"thermal_guard": 0.35, ALL: 0.35}
 SETTLED_S = 20  # after arming
-# What these ask for does not hang on power, which falls in reality as on the shadow but by noise
+# The proposals of these do not depend on power, which falls in reality as on the shadow but by noise
 STEADY = ("thermal_guard", "leak_guard", "operator", "replacement", "checkpoint")
 SHORT = [
     pytest.param(name, where, 1, 0, id=f"{name}-{where}")
@@ -102,7 +102,7 @@ def test_arming_commands_what_was_advised_and_goes_on_from_there(
 def test_disarming_and_turning_off_leave_no_shadow_behind() -> None:
     story = played("power_cap", "hgx", 1)
     sim = story.advises.fork()
-    sim.tell(AuthorityChanged(author="ann", policy="power_cap", authority="off"))
+    sim.inject(AuthorityChanged(author="ann", policy="power_cap", authority="off"))
     sim.step()
     assert sim.decision.commands == ()
     for _ in range(15):

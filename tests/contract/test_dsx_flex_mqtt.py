@@ -119,7 +119,7 @@ def test_a_target_is_kept_and_echoed(
             echo = next(e for t, e, d in isv.got if t == "powerstate/status"
                         and d["feeds"]["main-a"]["event"] == "target_set")  # fmt: skip
             assert echo["correlationid"] == first
-            # What is forged, not ours to hear, or broken changes nothing, and is told
+            # A forged, foreign or broken message changes nothing, and is reported
             await isv.set(target(1, "main-b"), by=signer("k9"))
             await isv.set(target(1, "main-c"))
             await isv.link.publish(SET, b"\xff{", qos=1)

@@ -37,7 +37,7 @@ FOLDER = DEPLOY / "grafana" / "boards"
 PANELS = [(board.name, panel) for board in BOARDS for panel in board.panels]
 POLICIES = ("thermal_guard", "leak_guard", "power_cap", "power_guard", "checkpoint", "replacement")
 YARD = two_racks(policies={name: {"authority": "advise"} for name in POLICIES}) | {"site": "yard"}
-# What rightly has no data here, and why
+# Panels that rightly have no data here, with the reason
 EMPTY = {
     ("daemon", "Series that these boards lack", "of the site"): "no table is beyond the bound",
     ("health", "Node failures remembered, by class", "{{class}}"): "no node failed",

@@ -70,7 +70,7 @@ def test_all_is_told_again_as_of_when_the_server_spoke(site: Site, monkeypatch: 
             monkeypatch.setattr("connectors.kubernetes.source.RESTATE_S", 0.0)
             told = len(heard.of(1))
             await until(lambda: len(heard.of(1)) > told + 1)
-            assert heard.of(1)[-1].t_ns == min(source.nodes.heard_ns, source.pods.heard_ns)
+            assert heard.of(1)[-1].t_ns == min(source.nodes.received_ns, source.pods.received_ns)
 
     told(story)
 
@@ -130,10 +130,10 @@ def test_what_is_old_or_was_written_since_is_not_relied_on(site: Site) -> None:
         async with followed(site, cluster) as (source, _):
             assert source.node_of("n1") is not None
             assert source.node_of("elsewhere") is None
-            heard_ns = source.nodes.heard_ns
-            source.nodes.heard_ns = time.time_ns() - ECHO_NS - 10**9
+            heard_ns = source.nodes.received_ns
+            source.nodes.received_ns = time.time_ns() - ECHO_NS - 10**9
             assert source.node_of("n1") is None
-            source.nodes.heard_ns, source.nodes.version = heard_ns, ""  # it must be listed anew
+            source.nodes.received_ns, source.nodes.version = heard_ns, ""  # it must be listed anew
             assert source.node_of("n1") is None
 
     told(story)

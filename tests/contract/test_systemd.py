@@ -114,7 +114,7 @@ def test_the_life_of_the_service(container: Container) -> None:
     said = container.run(install, "--venv", VENV).stdout
     assert "wrote /usr/local/lib/systemd/system/racktwin.service" in said
     assert "nothing to change" in container.run(install, "--venv", VENV).stdout
-    # What was installed starts as it is.
+    # The installed files start unchanged.
     start(container)
     container.run("systemctl", "stop", "racktwin")
     assert (

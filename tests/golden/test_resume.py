@@ -81,7 +81,7 @@ def test_killed_anywhere_it_comes_back_as_it_was(snapped: Run, tmp_path: Path, s
     assert back.engine.checksum() == snapped.kept.checksums[tick]
     assert back.last_tick >= tick
     assert list(TraceReader(folder)) == [] or not _damaged(folder)
-    # What was journaled and what was completed is what the uninterrupted run wrote, as far as it reaches.
+    # The journaled and the completed lines are those of the uninterrupted run, as far as it reaches.
     mine, whole = (list(journal_lines(f / "journal.jsonl")) for f in (folder, snapped.folder))
     ticks = [_tick(line) for line in whole]
     if back.snapshot_tick < 0 or not any("missing" in f for f in back.faults):

@@ -340,7 +340,7 @@ def test_a_site_without_cooling_has_no_cooling_faults() -> None:
     assert len(entities(air, "pump_trip", "cdu")) == 0
 
 
-# What the plant makes of it.
+# The plant's response.
 
 
 def truth_after(*scripts: Script, seconds: int = 120) -> Truth:

@@ -82,7 +82,7 @@ def test_all_of_the_table_has_a_source_and_something_to_act_on() -> None:
     assert len(CLASSES) == len(set(CLASSES)) == 9
 
 
-# What is drawn
+# The drawn events
 
 
 def test_nodes_fail_as_often_as_the_source_says() -> None:
@@ -199,7 +199,7 @@ def test_noise_comes_as_often_as_the_table_says() -> None:
     assert users > 0.8 * sum(codes.values())
 
 
-# What is played
+# The played events
 
 
 def held_at(timeline: FailureTimeline, site: Site, time_s: float) -> Disturbance:
@@ -242,7 +242,7 @@ def test_a_player_holds_what_its_strokes_say(steps_s: list[float]) -> None:
         for name, _, growth in d.counts:
             grown[name] += growth
         d.counts.clear()
-        d.told.clear()
+        d.reports.clear()
     counted: Counter[str] = Counter()
     for s in timeline.events:
         if s.act == "count" and s.time_s < time_s:

@@ -91,12 +91,12 @@ def test_learned_plates_hold_the_temperatures(calm: Simulation, monkeypatch: pyt
     later = np.arange(len(plates)) % 4 >= 2
     over_supply = plates + np.where(later, p.rack_upstream_k_per_w[site.rack_of_gpu], 0.0)
     known = {"gpu.resistance": over_supply, "gpu.tau_s": plates * p.gpu_heat_capacity_j_per_k}
-    before = TwinReadings.learned
+    before = TwinReadings.parameter
 
     def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
         return known[name].copy() if name in known else before(seen, name, n, reference)
 
-    monkeypatch.setattr(TwinReadings, "learned", learned)
+    monkeypatch.setattr(TwinReadings, "parameter", learned)
     other = mirrored(calm)
     for _ in range(300):
         real.step()
@@ -119,12 +119,12 @@ def test_a_plate_whose_line_has_an_offset_holds_its_temperature(
     offset_k = np.linspace(-4.0, 9.0, len(plates))
     known = {"gpu.resistance": line - offset_k / works_w, "gpu.offset_k": offset_k,
              "gpu.tau_s": plates * p.gpu_heat_capacity_j_per_k}  # fmt: skip
-    before = TwinReadings.learned
+    before = TwinReadings.parameter
 
     def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
         return known[name].copy() if name in known else before(seen, name, n, reference)
 
-    monkeypatch.setattr(TwinReadings, "learned", learned)
+    monkeypatch.setattr(TwinReadings, "parameter", learned)
     other = mirrored(calm)
     for _ in range(300):
         real.step()
@@ -378,12 +378,12 @@ def test_told_faults_go_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     real.disturbance.cdu_filter_factor[0] = 30.0
     real.disturbance.cdu_valve_stuck_pu[0] = 0.31
     simulation.run(30)
-    clean, before = real.parameters.cdu_filter.copy(), TwinReadings.learned
+    clean, before = real.parameters.cdu_filter.copy(), TwinReadings.parameter
 
     def learned(seen: TwinReadings, name: str, n: int, reference: bool = False) -> np.ndarray:
         return clean.copy() if (name, reference) == ("cdu.filter", True) else before(seen, name, n, reference)
 
-    monkeypatch.setattr(TwinReadings, "learned", learned)
+    monkeypatch.setattr(TwinReadings, "parameter", learned)
     simulation.engine.diagnosis.faults = (
         told("filter_blocked", "cdu"), told("valve_stuck", "cdu"), told("leak", "rack", 1),
         told("gpu_off_bus", "gpu", 7),

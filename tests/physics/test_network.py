@@ -303,7 +303,7 @@ def test_any_two_pumps_meet_any_circuit(
     assert 0.0 <= head <= most * (1 + 1e-12)
     expected = np.sign(no_flow - head) * np.sqrt(np.abs(no_flow - head) / curve[0])
     expected = np.maximum(expected, 0.0)
-    # What the circuit takes is what the pumps give, judged by the size of the flows that meet
+    # The circuit takes the flow that the pumps give, judged by the size of the flows that meet
     size = np.abs(q).max() + found.cdu_lpm[0]
     assert abs(found.cdu_lpm[0] - np.sqrt(head) * conductance[0]) <= 1e-8 * size
     slack = 1e-8 * size + np.sqrt(1e-15 * most / curve[0])

@@ -52,7 +52,7 @@ def test_a_gpu_on_a_boiling_plate_holds_its_temperature_until_the_plate_is_dry()
     superheat_k = CRITICAL_SUPERHEAT_K * (power_w / CRITICAL_W) ** (1 / 3)
     holds_c = 102.3 + superheat_k + power_w * float(p.gpu_conduction_k_per_w[0])
     assert t.gpu_temp_c[0] == pytest.approx(holds_c, abs=0.2)
-    # What boils is what the GPU gives off less what conducts into the coolant that stands
+    # The boiling heat is the heat that the GPU gives off less what conducts into the coolant that stands
     boiled_j, expected_j = float(c.boiled_j[0]), float(c.boiled_j[0])
     while not c.dry(p)[0]:
         plant.step()

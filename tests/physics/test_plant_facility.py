@@ -36,7 +36,7 @@ def test_with_less_air_a_chiller_works_harder_and_then_its_supply_rises() -> Non
     assert sinks[0] + 2.0 < sinks[1] < CONDENSING_MAX_C
     assert supplies[1] == pytest.approx(supplies[0], abs=0.5)
     assert plants[1].truth.loop_power_w[0] > plants[0].truth.loop_power_w[0]
-    # What is left of the air cannot carry the heat
+    # The remaining air cannot carry the heat
     assert supplies[2] > supplies[0] + 5.0
 
 

@@ -336,7 +336,7 @@ DRAWN = {
     "fill_nan": filled,
     "joint": errors,
     "expect_power": powers,
-    "hear_power": heard,
+    "hold_power": heard,
     "follow_steps": resolved,
     "beyond": guarded,
     "move_lags": lags,

@@ -53,7 +53,7 @@ def test_racks_and_losses_make_their_roots_and_nodes_fit_into_racks(
     for values in (*found.rack[:2], *found.node[:2], found.losses.sigma2):
         assert np.isfinite(values).all()
     assert (found.rack.sigma2 >= 0).all()
-    # What the roots' meters move is shared out whole: no joule is made or lost beside their own change
+    # The energy of the roots' meters is shared out whole: no joule is made or lost beside their own change
     sums = np.bincount(GROUPS.of_rack, found.rack.energy_j) + found.losses.energy_j
     whole = feeder.known.reshape(2, 2).all(axis=1)
     measured = feeder.energy_j.reshape(2, 2).sum(axis=1)

@@ -265,7 +265,7 @@ def keeps_what_it_should(tmp_path: Path, kind: str, seed: int) -> bool:
     assert min(r["block_s"] for r in told) >= SAVE_S
     assert all(r["restart_s"] >= RESTART_S for r in run.reports if r["restart_s"])
 
-    # What it keeps of its time is what the theory says of exactly these lives.
+    # Its share of useful time is that of the theory for exactly these lives.
     save_s = statistics.fmean(r["block_s"] for r in told)
     cycles = [b[1] - a[1] for a, b in zip(run.log, run.log[2:], strict=False) if b[0] == "saved"]
     cycle_s = statistics.fmean(cycles)

@@ -93,7 +93,7 @@ def started(tmp_path: Path, broker: int) -> tuple[RunningDaemon, dict[str, str]]
     return daemon, secrets
 
 
-# What the page leaves to its reader: the twin's address, batches until an interval was heard, quick looks.
+# Left to the reader of the page: the twin's address, batches until an interval was heard, quick looks.
 PRELUDE = """
 import racktwin_client.advisor, sys, time
 racktwin_client.advisor.Advisor.__init__.__kwdefaults__.update(poll_s=0.2, least_interval_s=0.1)

@@ -301,7 +301,7 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
             daemon.until(lambda: racks.caps(35).max() < 1200.0, "commands again")
             until(lambda: len(wire.asked) > asked, 10, "that the commands were heard on the wire")
             daemon.until(lambda: "part/mqtt" not in alarms_of(daemon), "the alarm's end")
-            # What was retained outlived the broker: another process of ours learns it again.
+            # Retained messages outlived the broker: another process of ours learns it again.
             daemon.kill()
             daemon.start()
             daemon.until(bms.heard_by(daemon, 32.0), what="metadata, retained")

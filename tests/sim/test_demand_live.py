@@ -13,7 +13,7 @@ from connectors.demand import DemandBook
 from connectors.slurm.demand import SlurmGpus
 from connectors.slurm.jobs import parse_listing
 from connectors.slurm.nodes import parse_nodes
-from models.backtest.load import BacktestTerms, backtest, told_band
+from models.backtest.load import BacktestTerms, backtest, published_band
 from models.load import FORECASTERS, KNOWN, Load, SeriesPanel
 from tests.support.builders import Twin
 from twin.catalogue import F64, I64, NS
@@ -97,7 +97,7 @@ def test_days_of_helios_are_forecast_as_the_backtest_does(recording: Callable[[s
         h = course.horizon
         scored = course.origins + h < ROWS
         origins = course.origins[scored]
-        told = told_band(result, place)[scored, 0]
+        told = published_band(result, place)[scored, 0]
         np.testing.assert_allclose(live[h][origins], told, rtol=1e-5)  # gaps where the other has gaps
         ours = scores(live[h][origins], values, origins, h)
         theirs = scores(told, values, origins, h)

@@ -167,7 +167,7 @@ REASONS: dict[str, tuple[Callable[[Host], None], int, str]] = {
 }  # fmt: skip
 
 
-# What ends no start: the daemon ticks without it, and says so
+# Faults that end no start: the daemon ticks without it, and says so
 DEGRADED: dict[str, tuple[Callable[[Host], None], str]] = {
     "a file for the history": (_write("state/history", ""), ""),
     "a history that is none": (_write("state/history/history.db", "no database" * 100), "moved aside"),

@@ -454,7 +454,7 @@ def test_more_racks_are_simulated_and_the_limits_that_bind_are_named(
                 "cases": [{"policies": arm, "nothing": arm | {"limits": []}}],
                 "curves": {"policies": curve, "nothing": curve}}  # fmt: skip
 
-    monkeypatch.setattr("twin.api.page.simulations._asked", asked)
+    monkeypatch.setattr("twin.api.page.simulations._whatif_result", asked)
     screen = logged_in(browser, desk)
     screen.go("whatif")
     screen.page.get_by_role("button", name="More racks", exact=True).click()

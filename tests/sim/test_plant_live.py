@@ -128,7 +128,7 @@ def order(value: float, command: int = 1, epoch: int = 1, now_ns: int = START_NS
 
 def told(live: LivePlant, batch: CommandBatch, at_ns: int) -> None:
     for topic, payload in requests_of(batch, live.site, "racktwin"):
-        live.hear(Message(at_ns, topic, payload))
+        live.receive(Message(at_ns, topic, payload))
 
 
 def answers(live: LivePlant, now_ns: int) -> list[CommandAcked]:
@@ -187,7 +187,7 @@ def test_speed_moves_the_physics_and_not_the_leases(site: Site) -> None:
     ],
 )  # fmt: skip
 def test_nonsense_is_counted_and_changes_nothing(live: LivePlant, topic: str, payload: bytes) -> None:
-    live.hear(Message(START_NS, topic, payload))
+    live.receive(Message(START_NS, topic, payload))
     assert live.counts["not understood"] == 1
     live.move(1.0, START_NS + NS)
     assert not live.plant.truth.rack_isolated.any()
@@ -203,7 +203,7 @@ def test_a_daemon_that_comes_later_is_told_the_jobs_that_run(live: LivePlant) ->
     first = begun(1)
     assert first
     assert not begun(2)
-    live.hear(Message(START_NS, "IT/v1/racktwin/Daemon/racktwin", b'{"v":1,"state":"online"}'), True)
+    live.receive(Message(START_NS, "IT/v1/racktwin/Daemon/racktwin", b'{"v":1,"state":"online"}'), True)
     assert begun(3) == first, "with their old identities"
 
 

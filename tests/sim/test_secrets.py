@@ -118,7 +118,7 @@ def measure(port: int) -> None:
 
 
 def try_to_come_in(daemon: RunningDaemon, tokens: dict[str, str]) -> None:
-    """Whatever may go wrong with a token, and might be told of."""
+    """Whatever may go wrong with a token, and might be reported."""
     hold = {"reason": "an attack"}
     for path in ("/api/v1/summary", "/api/v1/tokens", "/metrics", "/api/v1/events"):
         assert daemon.ask("GET", path, token="")[0] == 401

@@ -84,7 +84,7 @@ def _alive(name: str) -> Callable[[Site, bool], None]:
     return turn
 
 
-# What stops, and the words that its alarm names it with
+# The source that stops, and its words in the alarm
 SOURCES: dict[str, tuple[Callable[[Site, bool], None], str]] = {
     "exporter": (Site.exporter, "No data from exporter http://127.0.0.1:"),
     "BMC": (

@@ -121,7 +121,7 @@ def _simulation(name: str, where: str, authority: str, seed: int, budget_w: floa
     if name == "idle_power":
         sim.plant.standby.level[1] = ASLEEP
     if name == "operator":
-        sim.tell(_request("q1", CAP, 0.6), _request("q2", SERVICE, 0.5))
+        sim.inject(_request("q1", CAP, 0.6), _request("q2", SERVICE, 0.5))
     return sim
 
 
@@ -226,7 +226,7 @@ class Story:
         """The next second of the one that advises, and of the same one armed in it."""
         stays, arms = self.advises.fork(), self.advises.fork()
         for name in policies_of(self.name):
-            arms.tell(AuthorityChanged(author="ann", policy=name, authority="act"))
+            arms.inject(AuthorityChanged(author="ann", policy=name, authority="act"))
         stays.step()
         arms.step()
         return stays, arms

@@ -27,7 +27,7 @@ def fault(gpu: int = 0, code: int = 95, ago_s: float | None = None, **more: Any)
 
 def heard(*events: FaultReported, now_ns: int = NOW) -> FaultBook:
     book = FaultBook(SITE)
-    book.hear(events, now_ns)
+    book.receive(events, now_ns)
     return book
 
 

@@ -32,7 +32,7 @@ from twin.telemetry import (
     State,
 )
 
-# What a healthy site reports
+# Readings of a healthy site
 WELL: dict[str, float] = {
     "gpu.temp_c": 60.0, "gpu.power_w": 700.0, "gpu.sm_clock_hz": 1.9e9, "gpu.util_pu": 0.9,
     "gpu.clock_event_bits": 0.0, "gpu.row_remap_failed_state": 0.0, "gpu.row_remap_pending_state": 0.0,
@@ -102,7 +102,7 @@ class Ward:
             elif isinstance(event, MaintenanceEnded):
                 assert self.windows.end(event, self.now_ns) is None
         heard = [event for event in events if isinstance(event, FaultReported)]
-        self.book.hear(heard, self.now_ns, self.jobs)
+        self.book.receive(heard, self.now_ns, self.jobs)
         dt_s = (self.now_ns - self.looked_ns) / NS if self.looked_ns else 0.0
         told: Any = SimpleNamespace(
             faults=tuple(faults), silence=SimpleNamespace(outages=SimpleNamespace(masks={}))

@@ -182,9 +182,9 @@ def run_month(
                 sim.now_ns += round(dt_s * NS)
                 sensors.observe(plant.truth, plant.present, sim.now_ns, ())
                 _add(month, plant, dt_s)
-            sim.tell(TicksSkipped(count=round(pause_s / dt_s), why="a pause of the test"))
+            sim.inject(TicksSkipped(count=round(pause_s / dt_s), why="a pause of the test"))
         if step == round(0.5 * length_s / dt_s):
-            sim.tell(EntityReplaced(id="meter", table="rack", name=site.name("rack", 2), serial="M2"))
+            sim.inject(EntityReplaced(id="meter", table="rack", name=site.name("rack", 2), serial="M2"))
         sim.step()
         held.hear(sim.frame.events, sim.now_ns)
         _add(month, plant, dt_s)

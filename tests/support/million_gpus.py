@@ -66,8 +66,8 @@ KEEPING = Keeping(journal_bytes=0, reserve_bytes=0)
 ALONE = (1, 2, 4, 8, 12, 16, 24, 32, 48)
 LEAST_WALL_S = 1.0  # of a simulated second: the wire, the reconnects and the syncs take real time
 SKEW_S, LOST_PU = 1.5, 0.1  # of clocks; of grants
-# What is killed (a hall by its place) and between which shares of the run. The first cut is 20 s of a minute
-# and stands for 10 minutes: what matters is longer than a grant (10 s) and than silence (15 s)
+# Killed processes (a hall by its place), with the shares of the run between which. The first cut is 20 s of a
+# minute and stands for 10 minutes: what matters is longer than a grant (10 s) and than silence (15 s)
 FAULTS = (("leaf", 1, 0.10, 0.43), ("hall", 2, 0.20, 0.30), ("hub", 0, 0.55, 0.65), ("leaf", 0, 0.80, 0.85))
 
 

@@ -37,7 +37,7 @@ SETTLES_S, LOOK_S, RESUMED_S, RESUMED_BY_HAND_S = 20.0, 3.0, 9.0, 18.0
 SETTINGS = {"burn_in": True, "queue_h": 0.001, "test_h": 0.01}
 # The site's test of a node ends when the test at hand lets it
 TESTING = "until [ -e {folder}/well-{{host}} ]; do sleep 0.1; done; echo tested {{host}}"
-# What is asked of Slurm is noted, with who asks; an answer is kept back while the test wants it lost.
+# Requests to Slurm are noted, with who asks; an answer is kept back while the test wants it lost.
 SCONTROL = """\
 #!/bin/sh
 case "$1" in show|ping|--all) exec {real} "$@" ;; esac

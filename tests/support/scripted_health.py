@@ -96,7 +96,7 @@ class _Book(_Silent, FaultBook):
         self.counts = {"heard": 0, "dropped": 0}
         self.faults: dict[tuple[str, int], list[ReportedFault]] = {}
 
-    def hear(self, *_: Any) -> bool:
+    def receive(self, *_: Any) -> bool:
         return False
 
     def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:

@@ -57,11 +57,11 @@ class SplitPlant(LivePlant):
         """Requests of all parts beside what the devices of one daemon hear."""
         return (*super().subscriptions(), *((f"IT/v1/{part}/Request/#", 1) for part in self._epoch))
 
-    def hear(self, message: Message, retained: bool = False) -> None:
+    def receive(self, message: Message, retained: bool = False) -> None:
         """Take a message; a request by the daemon of another part, or of an older epoch, is refused."""
         part = message.topic.split("/")[2]
         if part not in self._epoch:
-            return super().hear(message, retained)
+            return super().receive(message, retained)
         batch = read_request(message, self.site, f"IT/v1/{part}/Request/")
         assert {self._part_of[self._rack_of(batch.control, i)] for i in batch.index.tolist()} == {part}
         if batch.epoch >= self._epoch[part]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tests.support.builders import START_NS, site_of, two_racks
 from twin.catalogue import F64, NS, find_signal
-from twin.engine.job_reports import checkpoint_told
+from twin.engine.job_reports import checkpoint_reported
 from twin.goodput import GoodputState, LinkRecords, expected_end
 from twin.goodput.goodput import EVERY_S
 from twin.health.nvlinks import Nvlinks
@@ -44,7 +44,7 @@ NOISY_PER_S = (0.05, 2.0)
 PORT_BYTES_PER_S, NVLINK_BYTES_PER_S = 3e10, 4e11
 COUNTED = {"link": ("error_count", "flap_count", "discard_count"),
            "gpu": ("nvlink_error_count", "nvlink_recovery_count")}  # fmt: skip
-# What a slow link shows: counter, events per second. source: estimates
+# Counters of a slow link: counter, events per second. source: estimates
 SIGNS = {"link": (("error_count", (1.0, 1000.0)), ("flap_count", (0.004, 0.03)),
                   ("discard_count", (5.0, 1000.0)), ("", (0.2, 0.6))),
          "gpu": (("nvlink_error_count", (1.0, 1000.0)), ("nvlink_recovery_count", (0.01, 0.1)),
@@ -169,7 +169,7 @@ class JobFeed:
             elif isinstance(event, JobEnded):
                 self.jobs.end(event, now_ns)
             elif isinstance(event, CheckpointTold):
-                checkpoint_told(dated(event, START_NS), self.jobs, self.state)
+                checkpoint_reported(dated(event, START_NS), self.jobs, self.state)
         self._read(now_ns)
         self.links.read(self.state)
         self.goodput.update(self.state, self.jobs, LinkRecords(self.links.rates, self.links.nvlinks))

@@ -78,7 +78,7 @@ def test_imports_make_no_circle(graph: dict[str, set[str]]) -> None:
     edges = graph
     while leaves := {m for m, named in edges.items() if not named & edges.keys()}:
         edges = {m: named for m, named in edges.items() if m not in leaves}
-    # What is left lies on a circle or above one: peel from the top too.
+    # The remaining modules lie on a circle or above one: peel from the top too.
     while tops := edges.keys() - {n for named in edges.values() for n in named}:
         edges = {m: named for m, named in edges.items() if m not in tops}
     assert sorted(edges) == []

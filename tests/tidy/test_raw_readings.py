@@ -25,7 +25,7 @@ REASONS = {
     ("power_capping/budgets.py", "key"): "states of feeders, with their power beside them",
     ("power_capping/demand.py", "key"): "asks whether a reading has drifted, not how large it is",
     ("power_capping/loads.py", "key"): "supplies of nodes, of which nearly all of a rack have to agree",
-    ("power_capping/unheard.py", "key"): "asks whether anything was ever read",
+    ("power_capping/unreported.py", "key"): "asks whether anything was ever read",
     ("thermal_guard/caps.py", "key"): "asks whether what was read is contradicted, to end a cap",
     ("thermal_guard/policy.py", "key"): "evidence is shown as it was read",
 }

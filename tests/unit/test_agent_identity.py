@@ -59,7 +59,7 @@ def test_racktwin_reads_what_the_agent_tells() -> None:
     site = site_of({"site": "lab", "halls": [{"name": "h", "racks": [
         {"name": "r1", "profile": "air-8gpu", "nodes": 1, "gpus_per_node": 2}]}]})  # fmt: skip
     decoder, devices = ItDecoder(site), NvmlDevices(nvml=Boards(A, B))
-    outs = Identity(NODE, "boot").tell(devices.serials(), "BOARD-77", at(5))
+    outs = Identity(NODE, "boot").reports(devices.serials(), "BOARD-77", at(5))
     events = [decoder.decode(Message(10**18, out.topic, out.payload)) for out in outs]
     assert events == [
         [IdentityTold(id=f"{NODE}#boot-{slot}-1005-{serial}", table=table, name=name, serial=serial)]
@@ -74,15 +74,15 @@ def test_racktwin_reads_what_the_agent_tells() -> None:
 
 def test_it_is_told_at_the_start_on_a_change_and_once_an_hour() -> None:
     identity = Identity(NODE, "boot")
-    assert names(identity.tell(["S-0001", "S-0002"], None, at(0))) == [
+    assert names(identity.reports(["S-0001", "S-0002"], None, at(0))) == [
         ("/gpu0", "S-0001"),
         ("/gpu1", "S-0002"),
     ]
-    again = [s for s in range(60, 4 * 3600, 60) if identity.tell(["S-0001", "S-0002"], None, at(s))]
+    again = [s for s in range(60, 4 * 3600, 60) if identity.reports(["S-0001", "S-0002"], None, at(s))]
     assert len(again) in (3, 4)
     assert {b - a for a, b in pairwise(again)} == {AGAIN_S}
-    assert names(identity.tell(["S-0001", "S-0003"], None, at(15_000))) == [("/gpu1", "S-0003")]
-    back = identity.tell(["S-0001", "S-0002"], None, at(15_060))
+    assert names(identity.reports(["S-0001", "S-0003"], None, at(15_000))) == [("/gpu1", "S-0003")]
+    back = identity.reports(["S-0001", "S-0002"], None, at(15_060))
     assert names(back) == [("/gpu1", "S-0002")]
     ids = {json.loads(out.payload)["id"] for out in back}
     assert ids == {"boot-gpu1-16060-S-0002"}, "another id than when it was told first in this boot"
@@ -92,17 +92,17 @@ def test_nodes_tell_it_again_at_different_times() -> None:
     due = set()
     for node in range(20):
         identity = Identity(f"lab/h/r1/node{node}", "boot")
-        identity.tell(["S-0001"], None, at(0))
-        due.add(next(s for s in range(60, 7200, 60) if identity.tell(["S-0001"], None, at(s))))
+        identity.reports(["S-0001"], None, at(0))
+        due.add(next(s for s in range(60, 7200, 60) if identity.reports(["S-0001"], None, at(s))))
     assert len(due) > 10
 
 
 def test_what_cannot_be_read_or_is_no_name_of_one_device_is_not_told() -> None:
     identity = Identity(NODE, "boot")
-    assert names(identity.tell(["S-0001", None], None, at(0))) == [("/gpu0", "S-0001")]
-    assert identity.tell([None, None], None, at(60)) == []  # off the bus: the same GPU all the same
-    assert identity.tell(["S-0001", None], None, at(120)) == []
-    assert Identity(NODE, "boot").tell(["BOARD-1", "BOARD-1"], None, at(0)) == []
+    assert names(identity.reports(["S-0001", None], None, at(0))) == [("/gpu0", "S-0001")]
+    assert identity.reports([None, None], None, at(60)) == []  # off the bus: the same GPU all the same
+    assert identity.reports(["S-0001", None], None, at(120)) == []
+    assert Identity(NODE, "boot").reports(["BOARD-1", "BOARD-1"], None, at(0)) == []
 
 
 def test_several_gpus_of_one_board_differ_by_their_uuid() -> None:

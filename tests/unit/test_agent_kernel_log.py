@@ -186,7 +186,7 @@ def test_the_lines_of_one_event_are_one_fault() -> None:
     assert [repeats.has(undated) for _ in range(3)] == [False] * 3, "no time tells them apart"
     for number in range(10_000):
         repeats.has(at(head + f"{number}, x"))
-    assert len(repeats._told_ns) <= MAX_SAME
+    assert len(repeats._sent_ns) <= MAX_SAME
 
 
 def test_a_board_that_moved_is_known_by_its_address_alone() -> None:

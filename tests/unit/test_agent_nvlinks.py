@@ -104,7 +104,7 @@ def links_of(recoveries: int) -> GpuLinks:
 def test_counts_are_told_when_one_moves_and_once_an_hour() -> None:
     report, told = NvlinkReport(NODE, "boot"), []
     for second in range(0, 2 * round(AGAIN_S), 10):
-        outs = report.tell([links_of(505 + (second >= 1000)), links_of(0)], at(100.0 + second))
+        outs = report.reports([links_of(505 + (second >= 1000)), links_of(0)], at(100.0 + second))
         sums = json.loads(outs[0].payload)["gpu"]
         assert sums["nvlink_recovery_count"] == [505 + (second >= 1000), 0]
         assert sums["nvlink_error_count"] == [3, 0]  # failed recoveries too, as dcgm-exporter's mapping
@@ -112,21 +112,21 @@ def test_counts_are_told_when_one_moves_and_once_an_hour() -> None:
     assert told[0] == 0
     assert 1000 in told
     assert len(told) in (4, 5)  # at the start, at the move, and at its minute of each hour
-    assert report.tell([GpuLinks(), GpuLinks()], at(1e6)) == []
+    assert report.reports([GpuLinks(), GpuLinks()], at(1e6)) == []
 
 
 def test_symbol_errors_that_move_at_every_reading_are_told_seldom() -> None:
     report, told = NvlinkReport(NODE, "boot"), []
     for second in range(0, 1800, 10):
         noisy = GpuLinks(18, {3: {"recoveries": int(second >= 900), "failures": 0, "symbols": second + 1}})
-        told += [second for _ in report.tell([noisy], at(1e6 + second))[1:]]
+        told += [second for _ in report.reports([noisy], at(1e6 + second))[1:]]
     assert len(told) <= 5
     assert {0, 900} <= set(told)
 
 
 def test_racktwin_reads_what_is_told() -> None:
     site = site_of(two_racks())
-    frame, event = NvlinkReport(NODE, "boot").tell([links_of(505), *[links_of(0)] * 3], at(5.0))
+    frame, event = NvlinkReport(NODE, "boot").reports([links_of(505), *[links_of(0)] * 3], at(5.0))
     decoder = ItDecoder(site)
     (block,) = decoder.decode(Message(at(5.0).wall_ns, frame.topic, frame.payload))  # type: ignore[misc]
     assert isinstance(block, Block)

@@ -175,20 +175,20 @@ class Watch:
 def test_the_same_refusal_is_one_line_a_window() -> None:
     watch = Watch()
     for _ in range(1000):
-        watch.refusals.tell("10.0.0.1", "no token", path="/x")
+        watch.refusals.log("10.0.0.1", "no token", path="/x")
     assert [n["count"] for n in watch.notes] == [1]
     watch.now_s += WINDOW_S
     watch.refusals.flush()
     assert [n["count"] for n in watch.notes] == [1, 999]
     assert sum(n["count"] for n in watch.notes) == watch.refusals.counts["no token"]
-    watch.refusals.tell("10.0.0.1", "no token", path="/x")
+    watch.refusals.log("10.0.0.1", "no token", path="/x")
     assert [n["count"] for n in watch.notes] == [1, 999, 1]
 
 
 def test_a_flood_from_everywhere_is_bounded_and_all_of_it_is_counted() -> None:
     watch = Watch()
     for i in range(20_000):
-        watch.refusals.tell(f"10.0.{i // 250}.{i % 250}", "no token", path="/x")
+        watch.refusals.log(f"10.0.{i // 250}.{i % 250}", "no token", path="/x")
     assert len(watch.notes) <= MAX_LINES
     watch.refusals.flush(everything=True)
     assert len(watch.notes) <= MAX_LINES + 1

@@ -200,7 +200,7 @@ def test_the_same_question_with_the_same_key_acts_once(tmp_path: Path) -> None:
         assert (status, "used for another request" in tree["error"]) == (409, True)
         status, other = await pod.ask("POST", "/api/v1/requests", "admin", body, **key)
         assert (status, other["id"] != first[1]["id"]) == (200, True)  # another person's key is another key
-        # What the engine refused stays refused: a repetition must not be taken for a success.
+        # A request that the engine refused stays refused: a repetition must not be taken for a success.
         wrong = X | {"lo": 950}  # without a duration it is the same event each time
         for _ in range(2):
             status, tree = await pod.ask("POST", "/api/v1/requests", "operator", wrong, Idempotency_Key="k-2")

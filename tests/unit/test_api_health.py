@@ -86,8 +86,8 @@ def test_nodes_whose_bmc_was_never_connected_are_unknown_though_their_gpus_are_h
     assert (power["never"], power["of"]) == (36, 36)
     assert "BMC" in power["connect"]
     tree = of_name(pod.live, NODE3)
-    assert (tree["level"], tree["missing"][0]["state"]) == ("unknown", "never heard")
-    assert "not heard: power, state of its supply" in health.part_row(pod.live, "node", 3)["why"]
+    assert (tree["level"], tree["missing"][0]["state"]) == ("unknown", "never reported")
+    assert "not reported: power, state of its supply" in health.part_row(pod.live, "node", 3)["why"]
     assert "node3" not in [r["name"].rpartition("/")[2] for r in rows(pod, None, "", "healthy")]
 
 
@@ -177,7 +177,7 @@ def test_a_gpu_explained(pod: Pod, ill: Ailing) -> None:
     missing = {m["what"]: m["state"] for m in tree["missing"]}
     assert {"memory errors", "NVLink errors", "reasons of a lowered clock"} <= missing.keys()
     assert not {"heat", "power"} & missing.keys()
-    assert set(missing.values()) == {"never heard"}
+    assert set(missing.values()) == {"never reported"}
     assert tree["node"] == NODE3
     assert [c["mean"] for c in tree["chance"]] == [None] * 4
     assert "new serial number" in tree["changes"]
@@ -246,7 +246,7 @@ def test_silence_since_when(pod: Pod, ill: Ailing) -> None:
     pod.tick(dt_s=3600.0)
     missing = {m["what"]: m["state"] for m in of_name(pod.live, f"{NODE3}/gpu0")["missing"]}
     assert missing["heat"] == "silent for 1 h"
-    assert missing["PCIe replays"] == "never heard"
+    assert missing["PCIe replays"] == "never reported"
 
 
 def test_whose_doing_a_lowered_clock_is(pod: Pod, ill: Ailing) -> None:
@@ -275,7 +275,7 @@ def test_equipment_without_a_verdict_says_what_is_heard_of_it_and_whom_it_serves
         assert (found["kind"], found["racks_total"]) == ("equipment", racks), name
         assert sum(found["nodes"].values()) == 18 * racks
         states = [m["state"] for m in found["missing"]]
-        assert states == ([] if name.endswith("fw1") else ["never heard"]), name
+        assert states == ([] if name.endswith("fw1") else ["never reported"]), name
     pod.tick(dt_s=7200.0)
     (silent,) = of_name(pod.live, "fw1")["missing"]
     assert (silent["what"], silent["state"]) == ("supply_temp_c", "silent for 2 h")

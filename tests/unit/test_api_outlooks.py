@@ -16,7 +16,7 @@ from tests.unit.test_cli_live import Desk, desk
 from twin.catalogue import NS, ConfigError
 from twin.cli.main import main
 from twin.engine import MAX_VALUES
-from twin.tables import outlook, to_tell
+from twin.tables import outlook, outlook_of
 from twin.tables.panel_file import SeriesRead
 
 __all__ = ["desk"]
@@ -163,18 +163,18 @@ def read(values: list[float], step_s: float = 60.0) -> SeriesRead:
 def test_the_value_in_force_is_the_first_that_is_told() -> None:
     values = [1.0, np.nan, 3.0, 4.0]
     for at_s, first in ((-100, 0), (0, 0), (59.9, 0), (60, 1), (239, 3)):
-        body, warnings = to_tell(read(values), START_NS + round(at_s * NS), "f")
+        body, warnings = outlook_of(read(values), START_NS + round(at_s * NS), "f")
         assert body["start_ns"] == START_NS + first * 60 * NS
         assert body["values"] == [1.0, None, 3.0, 4.0][first:]
         assert (body["step_s"], warnings) == (60.0, ["a note"])
     with pytest.raises(ConfigError, match="was over at 2023-11-14 22:17:20"):
-        to_tell(read(values), START_NS + 240 * NS, "f")
+        outlook_of(read(values), START_NS + 240 * NS, "f")
     with pytest.raises(ConfigError, match="no value to come is known"):
-        to_tell(read([1.0, np.nan]), START_NS + 60 * NS, "f")
+        outlook_of(read([1.0, np.nan]), START_NS + 60 * NS, "f")
 
 
 def test_what_is_beyond_the_limit_is_said() -> None:
     assert outlook.MAX_VALUES == MAX_VALUES
-    body, warnings = to_tell(read([1.0] * 5000), START_NS, "f")
+    body, warnings = outlook_of(read([1.0] * 5000), START_NS, "f")
     assert len(body["values"]) == MAX_VALUES
-    assert warnings[-1] == "5000 values are to come; told are the first 2000"
+    assert warnings[-1] == "5000 values are to come; sent are the first 2000"

@@ -50,7 +50,7 @@ def test_what_people_say_of_a_node_is_an_event_with_their_name(tmp_path: Path) -
         assert repair["note"].startswith("ticket 7 / ")
         assert "\x1b" not in repair["note"]
         test = next(e for e in lines if e["type"] == "NodeTested")
-        assert (test["test"], test["detail"]) == ("burn, told by operator-1", "GPU 2 hangs")
+        assert (test["test"], test["detail"]) == ("burn, reported by operator-1", "GPU 2 hangs")
 
     serve(tmp_path, check)
 

@@ -148,7 +148,7 @@ def test_a_slow_client_loses_the_oldest_and_is_told_how_many() -> None:
 def test_what_is_kept_for_those_who_come_back_has_a_bound(tmp_path: Path) -> None:
     updates = Updates(Pod(tmp_path).live)
     for _ in range(KEPT + 50):
-        updates.tell("decisions", {})
+        updates.send("decisions", {})
     assert len(updates.kept) == KEPT
     assert updates.since(f"{updates.name}.{updates.number}") == ([], False)
     assert [u.number for u in updates.since(f"{updates.name}.{updates.number - 1}")[0]] == [updates.number]

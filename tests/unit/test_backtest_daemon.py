@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.backtest.load import BacktestTerms, backtest, told_band
+from models.backtest.load import BacktestTerms, backtest, published_band
 from models.load import FORECASTERS, KNOWN, SeriesPanel, fits, model as load_model
 from models.load.fits import GRIDS, KeptSpan, fit_rows, lives
 from models.load.model import Load
@@ -87,7 +87,7 @@ def test_the_daemon_and_the_backtest_say_the_same_of_the_same_past() -> None:
     for place, course in enumerate(result.courses):
         mine, band = daemon[course.horizon], bands[course.horizon]
         given = np.array([band[row] for row in course.origins.tolist()])
-        np.testing.assert_allclose(told_band(result, place), given, rtol=1e-4)
+        np.testing.assert_allclose(published_band(result, place), given, rtol=1e-4)
         assert np.isnan(given).any() == (course.horizon > 1)  # an hour's band is there from the start
         assert np.isfinite(given[-1]).all()
         said = np.array([mine[row] for row in course.origins.tolist()])

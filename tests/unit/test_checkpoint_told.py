@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.support.builders import Twin, eight_nodes
 from twin.catalogue import NS, find_signal
-from twin.engine.job_reports import checkpoint_told
+from twin.engine.job_reports import checkpoint_reported
 from twin.telemetry import DURATIONS, GOOD, JobSlots, events as ev
 from twin.telemetry.jobs import REPORTED
 
@@ -294,7 +294,7 @@ def test_whatever_is_said_all_stays_finite_and_in_bounds(said: list[dict[str, An
     twin.tick(None, ev.JobStarted(job="a", nodes=("r1/node0",), kind="training"))
     jobs, state = twin.engine.jobs, twin.engine.state
     for report in said:
-        checkpoint_told(ev.CheckpointTold(**{"job": "a", **report}), jobs, state)
+        checkpoint_reported(ev.CheckpointTold(**{"job": "a", **report}), jobs, state)
     for name in DURATIONS:
         assert ((getattr(jobs, name) >= 0) & (getattr(jobs, name) <= 1e6)).all()
     for name in ("saved_ns", "saved_local_ns", "checkpoint_told_ns"):

@@ -17,9 +17,9 @@ from policies.checkpointing.contention import MOST_LOAD_PU
 from policies.checkpointing.costs import JobBatch
 from policies.checkpointing.storage_traffic import (
     COLUMNS,
-    HEARD_S,
     JOB_COLUMNS,
     MOST_STRETCH,
+    OBSERVED_S,
     WINDOW_S,
     apart_pu,
     bound_start,
@@ -157,13 +157,13 @@ def test_restarts_beside_others_that_take_most_are_predicted_within_a_tenth() ->
 
 @pytest.mark.storm
 def test_saves_that_take_longer_than_by_the_load_foretell_longer_restarts() -> None:
-    parts, early_s = [Others(0.3, 0.0, 8 * HEARD_S)], [1.5 * HEARD_S]
+    parts, early_s = [Others(0.3, 0.0, 8 * OBSERVED_S)], [1.5 * OBSERVED_S]
     usual, slow = (Storage(saving(), parts, seed=5, restarts_s=early_s) for _ in "ab")
-    late = slow.is_save & (slow.begin > 4 * HEARD_S)
+    late = slow.is_save & (slow.begin > 4 * OBSERVED_S)
     slow.end[late] += 0.5 * (slow.end - slow.begin)[late]
-    before, after = (storage.run(4 * HEARD_S)[-1].mean() for storage in (usual, slow))
+    before, after = (storage.run(4 * OBSERVED_S)[-1].mean() for storage in (usual, slow))
     assert after == before
-    before, after = (storage.run(5 * HEARD_S)[-1].mean() - START_S for storage in (usual, slow))
+    before, after = (storage.run(5 * OBSERVED_S)[-1].mean() - START_S for storage in (usual, slow))
     assert 1.15 * before < after < 1.6 * before
 
 
@@ -209,7 +209,7 @@ def test_without_counters_or_before_an_hour_of_them_all_is_as_jobs_tell() -> Non
     blind, young = saving(), saving()
     for twin in (blind, young):
         storage = Storage(twin, [Others(0.6, 0.0, 6 * 3600.0)])
-        storage.run(HEARD_S - 600.0, tells=twin is young)
+        storage.run(OBSERVED_S - 600.0, tells=twin is young)
     mine = [twin.engine.memory["checkpoint"] for twin in (blind, young)]
     for name in ("restart_s", "interval_s", "slot_ns", "round_s", "save_since_s"):
         assert np.array_equal(mine[0][name], mine[1][name]), name
@@ -231,12 +231,12 @@ def test_what_counters_show_of_others_leaves_less_to_checkpoints_without_any_his
 
 
 def test_counters_that_fall_silent_are_forgotten_and_come_back() -> None:
-    parts = [Others(0.05, 0.0, 2 * HEARD_S), Others(0.7, 2 * HEARD_S, 5 * HEARD_S)]
-    storage = Storage(saving(), parts, seed=4, restarts_s=[1.5 * HEARD_S])
-    quiet = storage.run(2 * HEARD_S)[-1].mean()
-    assert storage.run(3 * HEARD_S)[-1].mean() > 1.2 * quiet
-    assert storage.run(3.2 * HEARD_S, tells=False)[-1].mean() < 1.2 * quiet, "as jobs tell"
-    assert storage.run(4 * HEARD_S)[-1].mean() > 1.2 * quiet
+    parts = [Others(0.05, 0.0, 2 * OBSERVED_S), Others(0.7, 2 * OBSERVED_S, 5 * OBSERVED_S)]
+    storage = Storage(saving(), parts, seed=4, restarts_s=[1.5 * OBSERVED_S])
+    quiet = storage.run(2 * OBSERVED_S)[-1].mean()
+    assert storage.run(3 * OBSERVED_S)[-1].mean() > 1.2 * quiet
+    assert storage.run(3.2 * OBSERVED_S, tells=False)[-1].mean() < 1.2 * quiet, "as jobs tell"
+    assert storage.run(4 * OBSERVED_S)[-1].mean() > 1.2 * quiet
 
 
 @pytest.mark.long
@@ -255,7 +255,7 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
     nothing: Any = None
     batch = JobBatch(nothing, nothing, nothing, view_terms, *[nothing] * 4, slower=np.array([1.5]))
     assert (batch.terms_now.block_s, batch.terms_now.flush_s, batch.terms_now.restart_s) == (90.0, 45.0, 9.0)
-    parts = [Others(0.1, 0.0, 2 * HEARD_S), Others(0.7, 2 * HEARD_S, 6 * HEARD_S)]
+    parts = [Others(0.1, 0.0, 2 * OBSERVED_S), Others(0.7, 2 * OBSERVED_S, 6 * OBSERVED_S)]
     twin = saving()
     storage = Storage(twin, parts, seed=4)
     seen: list[float] = []
@@ -268,22 +268,22 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JobBatch, "terms_now", property(look))
-        storage.run(2 * HEARD_S)
+        storage.run(2 * OBSERVED_S)
         before = seen[-1]
-        storage.run(4 * HEARD_S)
+        storage.run(4 * OBSERVED_S)
     assert before == pytest.approx(1.0, abs=0.2)
     assert seen[-1] > 1.5 * before
 
 
 def test_a_restart_of_the_daemon_changes_nothing() -> None:
-    one, other = (Storage(saving(), [Others(0.5, 0.0, 4 * HEARD_S)], seed=2) for _ in "ab")
+    one, other = (Storage(saving(), [Others(0.5, 0.0, 4 * OBSERVED_S)], seed=2) for _ in "ab")
     for storage in (one, other):
-        storage.run(1.5 * HEARD_S)
+        storage.run(1.5 * OBSERVED_S)
     before = other.twin
     other.twin = before.restarted(SITE, list(before.engine.policies), [before.says])
     other.twin.engine.intake.authority = dict(before.engine.intake.authority)
     for storage in (one, other):
-        storage.run(2 * HEARD_S)
+        storage.run(2 * OBSERVED_S)
     mine, theirs = (s.twin.engine.memory["checkpoint"] for s in (one, other))
     assert mine["traffic_flush_mean"][0] > 0.2 * FULL
     for name, column in mine.items():

@@ -87,7 +87,7 @@ def test_a_node_is_explained_in_plain_words(ward: Ward, capsys: pytest.CaptureFi
         "remaining life no wear found yet",
         "gpu2: XID 64, 4 times, the last 3 min ago: remapping a memory row failed; recommended: "
         "reset the GPU",
-        "agent, restarts: never heard; comes from racktwin-agent on the node",
+        "agent, restarts: never reported; comes from racktwin-agent on the node",
     ):
         assert " ".join(expected.split()) in text, expected
 
@@ -121,8 +121,8 @@ def test_healthy_says_how_much_is_heard(ward: Ward, capsys: pytest.CaptureFixtur
     ward.ill.verdicts.held["gpu"].sure_pu[14] = 0.45
     assert ward.run(f"{NODE3}/gpu2") == 0
     text = said(capsys)
-    assert "This GPU is healthy, as far as it is heard: 45 % of what there is to know of it." in text
-    assert "everything that is heard of it is as it should be" in text
+    assert "This GPU is healthy, as far as it reports: 45 % of what there is to know of it." in text
+    assert "all that it reports is as it should be" in text
 
 
 def test_what_the_diagnosis_says_to_do_is_said(ward: Ward, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,8 @@ def test_unknown_is_told_first_and_is_not_healthy(ward: Ward, capsys: pytest.Cap
     text = said(capsys)
     assert "This power supply is unknown: too few readings arrive to call it healthy." in text
     assert (
-        "power, power of the node, state of the node's supply: never heard; comes from the node's BMC" in text
+        "power, power of the node, state of the node's supply: never reported; comes from the node's BMC"
+        in text
     )
     assert text.index("not known") < text.index("would change it")
     assert "is healthy" not in text
@@ -167,7 +168,7 @@ def test_the_site_tells_whom_to_look_at_first(ward: Ward, capsys: pytest.Capture
         "2 nodes went down together (lab/h/r2/node12, lab/h/r2/node13): check what they share",
         "lemons (fail more often than others): lab/h/r1/node7",
         "the heat exchanger of lab/h/cdu1 reaches its limit in about 9 d (90 % interval 6 d to 20",
-        "2 of 2 pumps speed, flow, pressure, filter: never heard; comes from the building's BMS",
+        "2 of 2 pumps speed, flow, pressure, filter: never reported; comes from the building's BMS",
     ):  # fmt: skip
         assert " ".join(expected.split()) in text, expected
 
@@ -201,7 +202,7 @@ def test_a_rack_and_a_cdu(ward: Ward, capsys: pytest.CaptureFixture[str]) -> Non
     text = said(capsys)
     assert "lab/h/a feeder" in text
     assert "feeds 2 racks; nodes: 1 degraded, 35 healthy" in text
-    assert "all signals: never heard; comes from the building's BMS" in text
+    assert "all signals: never reported; comes from the building's BMS" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 140])

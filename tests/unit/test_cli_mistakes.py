@@ -285,7 +285,7 @@ def test_completion_knows_every_verb_and_option(shell: str, capsys: pytest.Captu
     assert not {"--seconds", "--hours", "--json"} & words
 
 
-# How a shell is asked what it would offer for a line; {line} as words, {script} is what `completion` printed.
+# The completions of a shell for a line; {line} as words, {script} is what `completion` printed.
 ASKED = {
     "bash": 'source {script}; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); '
             'COMPREPLY=(); _racktwin; printf "%s\\n" "${{COMPREPLY[@]}}"',

@@ -119,7 +119,7 @@ def test_people_tell_and_the_history_has_it(desk: NodesDesk, capsys: pytest.Capt
     assert desk.run("device", "history", "--node", "r1/node3", role="viewer") == 0
     text = said(capsys)
     for expected in ("repair lab/h/r1/node3 repaired, says operator-1: ticket 7: new HBM",
-                     "test burn, told by operator-1: passed: 8 h clean",
+                     "test burn, reported by operator-1: passed: 8 h clean",
                      "no prediction was made"):  # fmt: skip
         assert expected in text, (expected, text)
     assert desk.run("device", "history", "--json", "--kind", "repair") == 0

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.support.in_process_daemon import Pod, serve
-from twin.api.comparisons import judged
+from twin.api.comparisons import judged_counts
 from twin.cli.operate.show import show_comparisons, show_status
 from twin.contracts import DEGRADED, FAILED, WATCH
 
@@ -58,11 +58,11 @@ def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
         assert power["band"] > 0.0
         assert abs(power["measured"] - power["expected"] - power["residual"]) < 0.5
         assert power["from"] == "from its activity"
-        done = judged(pod.live, {})
+        done = judged_counts(pod.live, {})
         assert done is not None
         assert done["learned"] >= 144
         pod.live.engine.health.verdicts.level["gpu"][:3] = FAILED, DEGRADED, WATCH
-        worse = judged(pod.live, {})
+        worse = judged_counts(pod.live, {})
         assert worse is not None
         assert worse["text"].startswith("GPUs: 143 in service, 2 suspected, 1 failed; based on ")
         _, entity = await pod.ask("GET", f"/api/v1/entities/gpu/{GPU}")

@@ -65,7 +65,7 @@ def test_one_origin_is_as_all_of_them_and_reads_no_further(seed: int, n_time: in
     for i, origin in enumerate(origins.tolist()):
         alone = at_end(values[: origin + 1])
         np.testing.assert_allclose(alone, together[i], rtol=1e-9, atol=1e-12)
-        # What the daemon does: no more rows than count.
+        # As the daemon does it: no more rows than count.
         shortened = at_end(values[max(0, origin - CALM_ROWS) : origin + 1])
         if silent == 0.0:
             np.testing.assert_allclose(shortened, together[i], rtol=1e-9, atol=1e-12)

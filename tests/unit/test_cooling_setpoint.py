@@ -214,7 +214,7 @@ def _leaks(sim: Simulation) -> None:
 
 
 def _maintained(sim: Simulation) -> None:
-    sim.tell(
+    sim.inject(
         MaintenanceBegun(id="m", author="ada", table="loop", names=("fw1",), until_ns=sim.now_ns + 10**13)
     )
 
@@ -336,7 +336,7 @@ def test_a_decision_is_made_for_the_air_that_is_announced_or_else_goes_on(settle
     assert ahead_of(sim.engine.view(), late, group, 300.0).at.air_c == pytest.approx(
         balance.at.air_c + 0.6, abs=0.3
     )
-    sim.tell(
+    sim.inject(
         OutlookTold(id="o", author="ada", quantity="site.outdoor_temp_c", start_ns=sim.now_ns, step_s=600.0,
                     values=(30.0, 35.0))
     )  # fmt: skip
@@ -349,7 +349,7 @@ def test_hours_ahead_are_planned_and_coolers_that_come_to_their_end_are_told() -
     sim = simulated(plant_of(lab("dry_cooler"), 18.0))
     sim.run(900.0)
     air = [18.0] * 6 + [30.0] * 12 + [44.0] * 12
-    sim.tell(
+    sim.inject(
         OutlookTold(id="o", author="ada", quantity="site.outdoor_temp_c", start_ns=sim.now_ns, step_s=600.0,
                     values=tuple(air))
     )  # fmt: skip

@@ -11,8 +11,8 @@ from models.energy_minimum import (
     ASKED_PU,
     SHAPE,
     bins_of,
+    cover_powers,
     expected_energy,
-    learned,
     least_energy_pu,
     power_share_pu,
     slowed,
@@ -59,7 +59,7 @@ def test_many_readings_at_caps_that_hardly_touch_a_job_change_nothing() -> None:
 def test_at_one_power_nothing_is_learned_and_a_band_narrows_with_powers() -> None:
     static, beside = np.array([STATIC]), np.array([0.0])
     one = bins_of(np.ones(9), np.ones(9), STATIC)
-    assert not learned(one).any()
+    assert not cover_powers(one).any()
     wide, narrow = (
         least_energy_pu(bins_of(np.array(p), unit_s(np.array(p), 4, 0.9), STATIC), static, beside)[0]
         for p in ([1.0, 0.85], [1.0, 0.85, 0.7, 0.55, 0.45, 0.35])

@@ -87,7 +87,7 @@ def test_a_forecaster_that_remembers_the_outcome_is_caught(monkeypatch: pytest.M
     honest = SelfExciting.predict
 
     def told(self: SelfExciting, known: FaultLog, day: float, spans_d: tuple[float, ...]) -> F64:
-        # What the backtest handed over is fine; this reads the log it was made of.
+        # The features that the backtest handed over are fine; this reads the log they were made of.
         later = seen[-1].next_start(np.array([day]))[0]
         return honest(self, known, day, spans_d) + np.where(later < day + 3.0, 0.1, 0.0)
 

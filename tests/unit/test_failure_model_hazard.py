@@ -154,7 +154,7 @@ def test_what_is_not_known_yet_is_not_learned_from() -> None:
     planted["lost_ns"][late] = 0
     planted["x"][late] = 5.0
     planted["said"][late] = 0.5
-    # What failed after it had settled is not known either.
+    # Failures after it had settled are not known either.
     assert late.sum() > 500
     for use in (cases, planted):
         use["fit"] = fit_horizon(use, settled_ns, 86_400.0, 1, 0)

@@ -117,7 +117,7 @@ def test_counts_are_those_of_a_list_of_all_faults(
             if ago_s < 28 * DAY and (gpu, code, clamped_ns) not in known:
                 known.add((gpu, code, clamped_ns))
                 kept.append((gpu, code, clamped_ns, times))
-        book.hear(events, now_ns)
+        book.receive(events, now_ns)
         for gpu in range(4):
             for span_s, bucket_s, counted in zip(
                 (600, DAY, 28 * DAY), (MINUTE, HOUR, DAY), within(book, gpu), strict=True
@@ -132,10 +132,10 @@ def test_what_got_past_the_intake_twice_counts_once() -> None:
     again = fault(ago_s=30, id="one")
     book = heard(again, fault(ago_s=30, id="two"), fault(ago_s=31), fault(1, ago_s=30))
     assert within(book) == (2, 2, 2)
-    assert not book.hear([again, again], NOW + 60 * NS)
+    assert not book.receive([again, again], NOW + 60 * NS)
     assert within(book) == (2, 2, 2)
     assert book.counts["heard_twice"] == 3
-    book.hear([fault(), fault()], NOW + 60 * NS)  # nobody says when: each counts
+    book.receive([fault(), fault()], NOW + 60 * NS)  # nobody says when: each counts
     assert within(book) == (4, 4, 4)
 
 
@@ -160,21 +160,21 @@ def test_switches_that_the_site_does_not_list_are_shown_on_their_node() -> None:
     tree["halls"][0]["switches"] = [{"name": "sw[1-2]"}]
     listed = site_of(tree)
     book = FaultBook(listed)
-    book.hear([event("switch", listed.name("switch", 1))], NOW)
+    book.receive([event("switch", listed.name("switch", 1))], NOW)
     assert opened(book, 1, "switch") == ("reboot_node", 20034)
     assert not book.open_code("node").any()
 
 
 def test_what_is_told_of_a_device() -> None:
     book = heard(fault(0, 79, 50, detail="y" * 999), fault(0, 31, 90, detail="first", count=3), fault(1, 48))
-    book.hear([fault(0, 31, 10, detail="last"), fault(0, 31, 70)], NOW + NS)
+    book.receive([fault(0, 31, 10, detail="last"), fault(0, 31, 70)], NOW + NS)
     told = book.of("gpu", 0)
     assert [(h.code, (NOW - h.at_ns) // NS, h.times) for h in told] == [
         (31, 90, 3), (31, 70, 1), (79, 50, 1), (31, 10, 1),
     ]  # fmt: skip
     assert told[-1].detail == "last"
     assert len(told[-2].detail) == MAX_DETAIL
-    assert [h.heard_ns - NOW for h in told] == [0, NS, 0, NS]
+    assert [h.received_ns - NOW for h in told] == [0, NS, 0, NS]
     assert book.of("gpu", 7) == book.of("cdu", 0) == ()
 
 
@@ -187,5 +187,5 @@ def test_decayed_counts_by_class() -> None:
     assert values[bus, 1] == values[app, 2] == 1.0  # what means nothing by itself may still foretell
     assert values.sum() == pytest.approx(4 + np.exp(-1))
     for _ in range(3):
-        book.hear([fault(3, 95, ago_s=0.0)], NOW + 20 * DAY * NS)
+        book.receive([fault(3, 95, ago_s=0.0)], NOW + 20 * DAY * NS)
         assert book.by_class()[1][memory, 0] == pytest.approx((2 + np.exp(-1)) * np.exp(-20), rel=1e-3)

@@ -30,7 +30,7 @@ def test_the_strongest_action_is_open(codes: tuple[int, ...], expected: tuple[st
     assert opened(heard(*[fault(0, code) for code in codes])) == expected
     book = FaultBook(SITE)
     for i, code in enumerate(codes):
-        grave = book.hear([fault(0, code)], NOW + i * NS)
+        grave = book.receive([fault(0, code)], NOW + i * NS)
         assert grave == (code in (95, 79, 48, 167))
     assert opened(book) == expected
     assert bool(book.open_grave("gpu")[0]) == bool({95, 79, 48, 167} & set(codes))
@@ -51,7 +51,7 @@ def test_an_action_is_open_until_it_is_done() -> None:
 
 def test_what_was_asked_after_a_reboot_stays_when_the_reboot_is_learnt_of() -> None:
     book = heard(fault(0, 79), fault(1, 79), fault(2, 167))
-    book.hear([fault(0, 95), fault(1, 31), fault(2, 95)], NOW + 60 * NS)
+    book.receive([fault(0, 95), fault(1, 31), fault(2, 95)], NOW + 60 * NS)
     assert [opened(book, g)[1] for g in range(3)] == [79, 79, 167]
     book.resolve("gpu", np.arange(3, dtype=np.int32), action("reboot_node"), NOW + 30 * NS)
     assert [opened(book, g) for g in range(3)] == [("reset_gpu", 95), ("restart_app", 31), ("drain", 167)]
@@ -63,11 +63,11 @@ def test_a_late_fault_from_before_the_reboot_opens_nothing() -> None:
     book = heard(fault(0, 79))
     book.resolve("gpu", np.array([0], np.int32), action("reboot_node"), NOW + 60 * NS)
     late = [fault(0, 79, at_ns=NOW + 30 * NS), fault(0, 167, at_ns=NOW + 30 * NS)]
-    book.hear(late[:1], NOW + 90 * NS)
+    book.receive(late[:1], NOW + 90 * NS)
     assert opened(book) == ("none", 0)
-    book.hear(late[1:], NOW + 91 * NS)  # more than a reboot was asked for
+    book.receive(late[1:], NOW + 91 * NS)  # more than a reboot was asked for
     assert opened(book) == ("drain", 167)
-    book.hear([fault(1, 79, at_ns=NOW + 61 * NS)], NOW + 92 * NS)
+    book.receive([fault(1, 79, at_ns=NOW + 61 * NS)], NOW + 92 * NS)
     assert opened(book, 1) == ("reboot_node", 79)
 
 
@@ -76,16 +76,16 @@ def test_the_gpu_itself_says_when_nothing_is_needed() -> None:
     done = "GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)"
     book = heard(fault(0, 95), fault(0, 154, detail=told), fault(1, 167))
     assert opened(book) == ("reboot_node", 154)
-    book.hear([fault(0, 154, detail=done), fault(1, 154, detail=done)], NOW + NS)
+    book.receive([fault(0, 154, detail=done), fault(1, 154, detail=done)], NOW + NS)
     assert opened(book) == ("none", 0)
     assert opened(book, 1) == ("drain", 167)
-    book.hear([fault(0, 154, detail=done), fault(0, 79)], NOW + 2 * NS)
+    book.receive([fault(0, 154, detail=done), fault(0, 79)], NOW + 2 * NS)
     assert opened(book) == ("reboot_node", 79), "what came after it stays open"
 
 
 def test_mild_actions_lapse_and_grave_ones_do_not() -> None:
     book = heard(fault(0, 31), fault(1, 79), fault(2, 999), fault(3, 31), fault(4, 163))
-    book.hear([fault(3, 31)], NOW + 1800 * NS)
+    book.receive([fault(3, 31)], NOW + 1800 * NS)
     for later_s, codes in (
         (3500, [31, 79, 999, 31, 163]),
         (3700, [0, 79, 999, 31, 0]),
@@ -102,11 +102,11 @@ def test_what_broke_before_another_daemon_saw_the_node_return_asks_for_nothing()
     assert book.returned() == {}
     book.take_returns({f"r1/node{i}": NOW - 1800 * NS for i in range(3)} | {"r9/node0": NOW}, NOW)
     assert [opened(book, g)[1] for g in range(3)] == [0, 0, 79]
-    assert not book.hear([late], NOW)
-    assert book.hear([fault(3, 79, ago_s=HOUR)], NOW)
+    assert not book.receive([late], NOW)
+    assert book.receive([fault(3, 79, ago_s=HOUR)], NOW)
     assert [opened(book, g)[1] for g in range(4)] == [0, 0, 79, 79]
     assert within(book, 1) == (0, 1, 1), "it is shown all the same"
-    assert book.hear([new], NOW)
+    assert book.receive([new], NOW)
     assert opened(book, 1)[1] == 95
     assert book.returned() == {SITE.name("node", i): NOW - 1800 * NS for i in range(3)}
 

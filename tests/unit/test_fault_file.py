@@ -131,7 +131,7 @@ def test_too_many_faults_are_refused_early(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(fault_log_file, "MOST_BYTES", 30)
     assert "more than 30 bytes" in refused(tmp_path, CSV)[0]
     monkeypatch.setattr(fault_log_file, "MOST_BYTES", 10**6)
-    monkeypatch.setattr(fault_log_file, "MOST_TOLD", 30)
+    monkeypatch.setattr(fault_log_file, "MOST_LINES", 30)
     assert refused(tmp_path, "node,start,end\n" + "x\n" * 50)[-1].endswith("11 more problems")
 
 

@@ -37,32 +37,32 @@ def fault(number: int = 1, **more: object) -> FaultReported:
 )
 def test_what_an_id_stands_for(other: FaultReported, answer: str) -> None:
     ids = FaultIds()
-    assert ids.hear(fault()) == "new"
-    assert ids.hear(other) == answer
+    assert ids.receive(fault()) == "new"
+    assert ids.receive(other) == answer
 
 
 def test_texts_do_not_run_into_each_other() -> None:
     ids = FaultIds()
-    assert ids.hear(fault(table="gpu", name="a'b")) == "new"
-    assert ids.hear(fault(table="gpua", name="'b")) == "reused"
+    assert ids.receive(fault(table="gpu", name="a'b")) == "new"
+    assert ids.receive(fault(table="gpua", name="'b")) == "reused"
 
 
 def test_the_last_ids_are_known_and_no_more_than_twice_as_many_are_kept() -> None:
     assert KEPT >= 200_000
     ids = FaultIds(100)
     for number in range(1000):
-        assert ids.hear(fault(number)) == "new"
+        assert ids.receive(fault(number)) == "new"
         for back in (0, 50, 99):
             if number >= back:
-                assert ids.hear(fault(number - back)) == "again"
+                assert ids.receive(fault(number - back)) == "again"
         assert len(ids) <= 200
-    assert ids.hear(fault(0)) == "new", "long forgotten"
+    assert ids.receive(fault(0)) == "new", "long forgotten"
 
 
 def test_a_restart_knows_them_in_the_same_order() -> None:
     ids = FaultIds(100)
     for number in range(170):
-        ids.hear(fault(number))
+        ids.receive(fault(number))
     kept = ids.dump()
     assert {name: (held.dtype, held.shape) for name, held in kept.items()} == {
         "young": (np.uint64, (70, 2)), "old": (np.uint64, (100, 2)),
@@ -70,7 +70,7 @@ def test_a_restart_knows_them_in_the_same_order() -> None:
     other = FaultIds(100)
     other.restore(unpack(pack(kept)))
     for number in range(400):
-        assert ids.hear(fault(number)) == other.hear(fault(number))
+        assert ids.receive(fault(number)) == other.receive(fault(number))
     assert digest(ids.dump()) == digest(other.dump())
     FaultIds().restore(unpack(pack(FaultIds().dump())))
 

@@ -32,6 +32,7 @@ from twin.federation import (
     chosen_spans,
     discrete_laplace,
     epsilon_of,
+    file_bytes,
     noise_scale,
     noise_variance,
     privacy,
@@ -39,7 +40,6 @@ from twin.federation import (
     read_file,
     sign_file,
     verified,
-    written,
 )
 from twin.run import Recorder
 from twin.site import ModelEntry, build_site
@@ -155,7 +155,7 @@ def file_of(site: str = "north", since: int = 0, until: int = 100, seed: int = 0
 
 def test_a_file_is_believed_as_it_was_signed(tmp_path: Path) -> None:
     path = tmp_path / "north.json"
-    path.write_bytes(written(sign_file(file_of(), SIGNER)))
+    path.write_bytes(file_bytes(sign_file(file_of(), SIGNER)))
     assert len(path.read_bytes()) < 2000
     assert verified(path, [TrustedKey(STRANGER.verifier), TrustedKey(SIGNER.verifier)]) == read_file(path)
     with pytest.raises(StorageError, match=r"is not trusted.*expected --key"):
@@ -181,7 +181,7 @@ def test_a_file_is_believed_as_it_was_signed(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_no_such_file_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "file.json"
-    path.write_text(json.dumps(json.loads(written(sign_file(file_of(), SIGNER))) | change))
+    path.write_text(json.dumps(json.loads(file_bytes(sign_file(file_of(), SIGNER))) | change))
     with pytest.raises(StorageError, match=words):
         read_file(path)
 
@@ -189,7 +189,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, change: dict[str, Any],
 def test_counts_that_no_noise_makes_are_refused(tmp_path: Path) -> None:
     path, file = tmp_path / "file.json", file_of()
     groups = file.groups | {"repairs": [-21, *file.groups["repairs"][1:]]}  # scale of the noise: 0.4
-    path.write_bytes(written(sign_file(msgspec.structs.replace(file, groups=groups), SIGNER)))
+    path.write_bytes(file_bytes(sign_file(msgspec.structs.replace(file, groups=groups), SIGNER)))
     with pytest.raises(StorageError, match=r"repairs: a count of -21, which .* noise of epsilon 20"):
         read_file(path)
 
@@ -313,7 +313,7 @@ def test_a_run_of_a_daemon_is_exported(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_a_new_site_is_scored_with_a_prior(sites: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (sites / "south.json").write_bytes(written(sign_file(file_of("south"), SIGNER)))
+    (sites / "south.json").write_bytes(file_bytes(sign_file(file_of("south"), SIGNER)))
     words = ["--events", str(sites / "north.csv"), "--nodes", "300", "--prior", str(sites / "south.json")]
     assert main(["backtest", "failures", *words, "--spans", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

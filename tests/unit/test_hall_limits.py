@@ -12,7 +12,7 @@ from tests.support.builders import explained, site_of
 from tests.support.fleets import GUARANTEED_W, MOST_W, fleet_tree
 from tests.unit.test_hall_budgets import Campus
 from twin.catalogue import NS, ConfigError, ContractError
-from twin.contracts.quantities import HEARD_AGAIN_S, MACHINES_S
+from twin.contracts.quantities import MACHINES_S, RETURN_S
 from twin.site import HALL_BUDGET, share_faults, share_notes
 from twin.telemetry import LoadTargetSet, TicksSkipped
 
@@ -151,8 +151,8 @@ def test_a_loop_of_which_nobody_reports_lost_machines_counts_one_as_lost_and_rin
     assert UNKNOWN in alarms(campus)
     (found,) = [f for f in campus.twin.engine.findings.active.values() if f.title == UNKNOWN]
     assert found.evidence == (
-        "fleet/tower: loop.machine_out_count was never heard; its 4 machines count as 75 % in service, which "
-        "take 1,200 kW",
+        "fleet/tower: loop.machine_out_count was never reported; its 4 machines count as 75 % in service, "
+        "which take 1,200 kW",
     )
     assert "unknown: one of several counts as lost" in why(campus)[0]
     assert campus.run(12, loop__machine_out_count=[0.0]).sum() == 1.6e6
@@ -195,7 +195,7 @@ def test_after_a_hub_was_away_halls_keep_their_shares_until_lost_machines_are_he
     for _ in range(4):
         assert campus.run(60).tolist() == list(GUARANTEED_W)
         assert UNKNOWN not in alarms(campus)
-    assert "is not heard yet since this hub was away" in why(campus)[0]
+    assert "has not been reported since this hub was away" in why(campus)[0]
     campus.run(60, loop__machine_out_count=[lost])
     assert campus.run(2).sum() == (1.6e6 if lost == 0.0 else 0.8e6)
     assert "away" not in why(campus)[0]
@@ -208,7 +208,7 @@ def test_lost_machines_that_are_not_heard_after_the_hub_was_away_are_unknown() -
     campus.run(30)
     campus.lost = [float("nan")]
     away(campus, 2 * MACHINES_S)
-    campus.run(round(HEARD_AGAIN_S))
+    campus.run(round(RETURN_S))
     assert campus.run(70).sum() == 1.2e6
     assert UNKNOWN in alarms(campus)
     campus.twin.now_ns += round(MACHINES_S * NS)  # unknown for so long, it is not awaited the next time

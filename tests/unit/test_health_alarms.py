@@ -91,7 +91,7 @@ def test_severity_follows_whose_fault_it_is(
     ward.ill.say("gpu", GPU2, level, "something", action_name=action_name, lowered=lowered)
     found = ward.look()
     assert [f.severity for f in found] == ([severity] if severity else [])
-    # What works and is not likely to fail soon costs no running job
+    # A part that works and is not likely to fail soon costs no running job
     if severity == "warning":
         assert found[0].action.startswith("Between jobs, ")
 
@@ -321,7 +321,7 @@ def test_what_the_diagnosis_tells_no_more_raises_no_alarm_of_its_own(ward: Ward)
     ward.ill.say("gpu", GPU2, DEGRADED, "a row waits", rule="row_remap_pending")
     (only,) = ward.look()
     assert only.evidence == ("gpu2: a row waits",)
-    # What a rule keeps since nobody hears of the GPU is no echo
+    # A match that a rule holds while the GPU is silent is no echo
     ward.ill.say("gpu", GPU2 + 4, FAILED, "off the bus", rule="gpu_off_bus", source=DIAGNOSIS)
     assert len(ward.look()) == 2
 

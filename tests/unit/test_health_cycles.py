@@ -145,7 +145,7 @@ def test_more_knowledge_of_what_is_usual_weighs_the_same_trouble_anew() -> None:
 
 def watched(n: int) -> BaselineRate:
     usual = BaselineRate(n)
-    usual.hear(np.ones(n, np.bool_), at(0.0))
+    usual.watch(np.ones(n, np.bool_), at(0.0))
     return usual
 
 
@@ -157,10 +157,10 @@ def test_before_anything_is_known_the_prior_holds() -> None:
 
 def test_a_device_is_watched_since_it_was_first_heard() -> None:
     usual = BaselineRate(3)
-    usual.hear(np.array([True, False, False]), at(0.0))
-    usual.hear(np.array([True, True, False]), at(5.0))
-    usual.hear(np.array([False, True, False]), at(6.0))
-    assert usual.n_heard == 2
+    usual.watch(np.array([True, False, False]), at(0.0))
+    usual.watch(np.array([True, True, False]), at(5.0))
+    usual.watch(np.array([False, True, False]), at(6.0))
+    assert usual.n_reporting == 2
     b = usual.rates(ints(0, 1, 2), at(10.0))[1]
     assert b - b[2] == pytest.approx([10.0, 5.0, 0.0])
     back = usual.rates(ints(0, 1), at(-3.0))[1]  # a clock that went back
@@ -268,9 +268,9 @@ def test_another_device_is_watched_anew_and_the_fleet_remembers() -> None:
     usual.count(ints(1), ints(9))
     usual.apart(ints(1), at(1.0), 1)
     usual.forget(OWN, 1)
-    assert usual.n_heard == 2
+    assert usual.n_reporting == 2
     assert usual.apart(ints(1), at(1.0), 600 * NS).tolist() == [1]
-    usual.hear(np.ones(3, np.bool_), at(4.0))
+    usual.watch(np.ones(3, np.bool_), at(4.0))
     a, b = usual.rates(ints(0, 1), at(6.0))
     assert a.tolist() == [usual.shape] * 2
     assert b[0] - b[1] == pytest.approx(4.0)

@@ -33,7 +33,7 @@ class Reporting(Watched):
 
     def report(self, at_s: float, code: int, gpu: int = 7) -> None:
         event = FaultReported(table="gpu", name=SITE.name("gpu", gpu), code=code)
-        self.book.hear([event], self.begin_ns + round((MONTH_S + at_s) * NS))
+        self.book.receive([event], self.begin_ns + round((MONTH_S + at_s) * NS))
 
     def later(self, at_s: float, came: Any = None) -> bool:
         self.look(MONTH_S + at_s, came)
@@ -88,7 +88,7 @@ def test_a_nat_counts_the_more_the_seldomer_trouble_begins() -> None:
     usual: BaselineRate = recurring.usual[REMAPS]
     memory = FAMILIES.index("memory")
     assert recurring.weights()[memory] == pytest.approx(1.0)  # nothing is known
-    usual.n_heard, usual.all_days = SITE.sizes["gpu"], 1e12
+    usual.n_reporting, usual.all_days = SITE.sizes["gpu"], 1e12
     for per_day in (1e-9, 0.001, 0.02, 0.3, 1e9):
         usual.mean_per_day = per_day
         alarm = np.clip(np.log(per_day * gpus * 30.0 / FALSE_PER_MONTH), LEAST_A, MOST_A)
@@ -105,7 +105,7 @@ def test_the_last_report_of_a_kind_is_known_by_the_times_of_the_devices() -> Non
     ago = {(3, 79): 50, (3, 94): 5, (9, 79): 700}
     for (gpu, code), s in ago.items():
         name = SITE.name("gpu", gpu)
-        book.hear([FaultReported(table="gpu", name=name, code=code, at_ns=now_ns - s * NS)], now_ns)
+        book.receive([FaultReported(table="gpu", name=name, code=code, at_ns=now_ns - s * NS)], now_ns)
     last_ns = book.last_ns("gpu", "bus")
     assert np.flatnonzero(last_ns).tolist() == [3, 9]
     assert last_ns[[3, 9]].tolist() == [now_ns - 50 * NS, now_ns - 700 * NS]

@@ -203,7 +203,7 @@ def test_a_node_of_which_its_gpus_alone_are_heard_is_unknown_and_says_what_is_no
     assert (ward.level("gpu", 9), ward.level("node", 2)) == (HEALTHY, UNKNOWN)
     assert np.isnan(ward.verdicts.health("node").sure_pu[2])
     (missing,) = (e.text for e in ward.verdicts.evidence("node", 2) if e.rule.startswith("missing:"))
-    assert missing.endswith("not heard: power, state of its supply, air or water, temperature of its CPUs")
+    assert missing.endswith("not reported: power, state of its supply, air or water, temperature of its CPUs")
     ward.look({"gpu.row_remap_failed_state": on(GPUS, 9, 1)})
     assert ward.level("node", 2) == FAILED, "what speaks against it counts all the same"
 
@@ -220,7 +220,7 @@ def test_a_node_whose_bmc_falls_silent_is_unknown_though_its_agent_and_its_gpus_
     assert [ward.level("node", i) for i in (1, 2)] == [HEALTHY, UNKNOWN]
     told = ward.evidence("node", 2)["life"].text
     assert told.startswith(
-        "nothing shows that it is well; not heard: power, state of its supply, air or water"
+        "nothing shows that it is well; not reported: power, state of its supply, air or water"
     )
 
 

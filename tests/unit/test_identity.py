@@ -12,7 +12,7 @@ from tests.support.builders import Twin, eight_nodes, site_of, spec_of, two_rack
 from twin.catalogue import NS
 from twin.contracts import LEVELS
 from twin.engine import check_serial, encode, identity, news
-from twin.engine.identity import MAX_HEARD, MAX_TOLD, MOST_CHANGES, MOST_MOVES, Identities
+from twin.engine.identity import MAX_IDS, MAX_REFUSALS, MOST_CHANGES, MOST_MOVES, Identities
 from twin.engine.snapshot import decode
 from twin.run.recovery import warm
 from twin.run.trace import TraceDecoder, TraceEncoder
@@ -209,15 +209,15 @@ def test_strangers_and_floods_are_counted_and_told_in_part() -> None:
     pod = Twin(eight_nodes())
     pod.tick(None, told("S-0001", "nobody"), told("S-0001", GPU, "nonsense"))
     assert refusals(pod) == ["no gpu nobody", f"no nonsense {GPU}"]
-    pod.tick(None, *(told(f"S-{i:04}", f"nobody{i}", id=f"n{i}") for i in range(MAX_HEARD + 100)))
-    assert len(refusals(pod)) == MAX_TOLD
+    pod.tick(None, *(told(f"S-{i:04}", f"nobody{i}", id=f"n{i}") for i in range(MAX_IDS + 100)))
+    assert len(refusals(pod)) == MAX_REFUSALS
     identities = pod.engine.intake.identities
-    assert identities.counts["refused"] == MAX_HEARD + 102
-    assert len(identities.dump()["heard"]) == MAX_HEARD
+    assert identities.counts["refused"] == MAX_IDS + 102
+    assert len(identities.dump()["heard"]) == MAX_IDS
     assert len(pod.engine.intake.seen) == 0, "other events' ids are not pushed out"
     for _ in range(5):
         pod.tick(None, told(""))
-    assert identities.counts["refused"] == MAX_HEARD + 107
+    assert identities.counts["refused"] == MAX_IDS + 107
     assert refusals(pod) == [], "of a slot once an hour"
     assert identities.serials == {}
 
@@ -272,7 +272,7 @@ EVENT = st.builds(
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(EVENT, st.sampled_from([1.0, 300.0, 5000.0])), max_size=12), st.integers(0, 11))
 def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: int) -> None:
-    """Whatever is told: a replay of the trace, and a restart in the middle, decide the same to the bit; a
+    """Whatever is reported: a replay of the trace, and a restart in the middle, decide the same to the bit; a
     device is in one place."""
     live, replayed, resumed = Twin(eight_nodes()), Twin(eight_nodes()), Twin(eight_nodes())
     encoder, decoder = TraceEncoder(), TraceDecoder()
@@ -342,7 +342,7 @@ def test_moves_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> 
     for i in range(20):
         state.now_ns = (1 + i) * 5000 * NS
         for name in (GPU, OTHER):
-            for swap in identities.hear(told(f"S-{i:04}", name), site, state)[0]:
+            for swap in identities.receive(told(f"S-{i:04}", name), site, state)[0]:
                 identities.place(f"gpu:{swap.name}", swap.serial)
     data = identities.dump()
     assert len(data["moved_ns"]) == 5

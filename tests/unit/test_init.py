@@ -154,7 +154,7 @@ def test_exporters_tell_hosts_gpus_and_the_type_of_racks(
             "place": "pod7/hall1/r1/node[0-11]",
         }
     ]
-    assert "gb200-nvl72, as an exporter tells of GPUs NVIDIA GB200" in said
+    assert "gb200-nvl72, as an exporter reports GPUs NVIDIA GB200" in said
     assert "12 hosts, nvl-1 to nvl-12" in said
 
 
@@ -426,7 +426,7 @@ def test_a_host_without_accelerators_is_no_node(monkeypatch: pytest.MonkeyPatch,
     assert local_exporters() == []
     monkeypatch.setattr(survey, "LOCAL", (f"http://127.0.0.3{exporter}/metrics",))
     assert [one.host for one in local_exporters()] == ["nvl-3"]
-    monkeypatch.setattr(survey, "_asked", lambda url, _: FoundExporter(url, "node", "127.0.0.1"))
+    monkeypatch.setattr(survey, "_scrape", lambda url, _: FoundExporter(url, "node", "127.0.0.1"))
     assert local_exporters() == []
 
 

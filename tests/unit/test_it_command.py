@@ -377,9 +377,9 @@ def test_the_heartbeat_beats_every_ten_seconds_on_our_points() -> None:
     wire = Wire()
     sink = BmsSink(SITE, a_bms(), "ours", wire.publish)
     assert asyncio.run(sink.beat(T)) == 0
-    sink.pulse.hear(system("HeartbeatTimestampIntegration", integration="ours", objectId="ours"))
-    sink.pulse.hear(system("HeartbeatEchoIntegration", integration="ours", objectId="BMS"))
-    sink.pulse.hear(system("HeartbeatTimestampIntegration", "y", integration="theirs", objectId="theirs"))
+    sink.pulse.receive(system("HeartbeatTimestampIntegration", integration="ours", objectId="ours"))
+    sink.pulse.receive(system("HeartbeatEchoIntegration", integration="ours", objectId="BMS"))
+    sink.pulse.receive(system("HeartbeatTimestampIntegration", "y", integration="theirs", objectId="theirs"))
     assert asyncio.run(sink.beat(T + 9 * NS)) == 0
     assert asyncio.run(sink.beat(T + 10 * NS)) == 1
     (topic, payload, _, retain) = wire.said[0]
@@ -387,11 +387,11 @@ def test_the_heartbeat_beats_every_ten_seconds_on_our_points() -> None:
     ms = (T + 10 * NS) // 10**6
     assert msgspec.json.decode(payload) == {"value": ms, "timestamp": ms, "quality": 1}
     value = msgspec.json.encode({"value": 123.0, "timestamp": 5, "quality": 1})
-    sink.pulse.hear(Message(T, f"{PUB_VALUE}System/HeartbeatTimestampBms/b", value))
+    sink.pulse.receive(Message(T, f"{PUB_VALUE}System/HeartbeatTimestampBms/b", value))
     wire.said.clear()
     assert asyncio.run(sink.beat(T + 20 * NS)) == 2
     assert msgspec.json.decode(wire.said[1][1])["value"] == 123.0
-    sink.pulse.hear(Message(T, f"{PUB_METADATA}System/HeartbeatEchoIntegration/x", b""))
+    sink.pulse.receive(Message(T, f"{PUB_METADATA}System/HeartbeatEchoIntegration/x", b""))
     assert asyncio.run(sink.beat(T + 30 * NS)) == 1
     wire.denied = "BMS"
     with pytest.raises(ActuationError, match="not connected"):
@@ -405,8 +405,8 @@ def test_heartbeats_that_are_none(payload: bytes) -> None:
     pulse = Heartbeat("ours")
     for kind in ("Metadata/System/HeartbeatTimestampIntegration", "Value/System/HeartbeatTimestampBms"):
         with pytest.raises(BadMessage):
-            pulse.hear(Message(T, f"BMS/v1/PUB/{kind}/x", payload))
-    assert isinstance(pulse.hear(Message(T, "BMS/v1/PUB/Value/System/Status/x", payload)), Ignored)
+            pulse.receive(Message(T, f"BMS/v1/PUB/{kind}/x", payload))
+    assert isinstance(pulse.receive(Message(T, "BMS/v1/PUB/Value/System/Status/x", payload)), Ignored)
     for i in range(200):
-        pulse.hear(system("HeartbeatTimestampIntegration", f"x{i}", integration="ours"))
+        pulse.receive(system("HeartbeatTimestampIntegration", f"x{i}", integration="ours"))
     assert len(pulse.due(T)) == 64

@@ -142,7 +142,8 @@ def test_a_restart_goes_on_where_it_was_and_loses_nothing(folder: Path, tmp_path
     assert office.look() == ["1"]
     append(path, line(2))
     assert office.look() == ["2"]
-    # What the last look read may not be in the trace yet: it is read again, and counts once by its instant.
+    # Lines of the last look may not be in the trace yet: they are read again, and count once by their
+    # instant.
     again = Office(folder, state)
     assert again.look() in (["2"], ["1", "2"])
     for _ in range(3):

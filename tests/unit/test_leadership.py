@@ -111,7 +111,7 @@ class Daemon:
             await asyncio.sleep(0)
             running = self.leadership._task
             assert running is not None
-            self.leadership._changed = lambda term: None  # type: ignore[method-assign]
+            self.leadership._take_term = lambda term: None  # type: ignore[method-assign]
             running.cancel()
             await asyncio.wait([running])
 

@@ -130,7 +130,7 @@ def test_gpus_counters_fill_the_gap_of_their_node() -> None:
 def test_each_restart_counts_though_it_comes_back_to_the_same_save() -> None:
     time = JobTime({"job": 1})
     for at_ns in (10, 20, 20):
-        time.hear(0, 1, ReportedSpans(tier=0, began_ns=5, at_ns=at_ns, save_s=3.0, restart_s=120.0))
+        time.receive(0, 1, ReportedSpans(tier=0, began_ns=5, at_ns=at_ns, save_s=3.0, restart_s=120.0))
     assert time.owed_ns[0].tolist() == [3 * NS, 240 * NS]
 
 

@@ -116,7 +116,7 @@ class Water:
             if total_l is not None:
                 self.table.raw[MAKEUP.row, loop] = 1
                 self.table.total[MAKEUP.row, loop] = round(1e3 * total_l)
-                self.table.heard_ns(MAKEUP)[loop] = self.now_ns
+                self.table.received_ns(MAKEUP)[loop] = self.now_ns
         self.table.resets[MAKEUP.row, 0] += reset
         told = self.meters.settle(self.table, 100.0, begin_ns, self.now_ns)
         self.known = [a + b for a, b in zip(self.known, told, strict=True)]

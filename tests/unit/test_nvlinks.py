@@ -320,7 +320,9 @@ def test_a_driver_that_was_loaded_again_leaves_its_links_no_past() -> None:
     links = book()
     rows: dict[str, Any] = {"gpu": (0, 1), "link": (5, 6), "recoveries": (505, 7), "far": ("a", "b")}
     links.take([counted(**rows)], START_NS)
-    links.hear([FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=149, detail="Link 5")], START_NS)
+    links.receive(
+        [FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=149, detail="Link 5")], START_NS
+    )
     links.take([counted(read=17)], START_NS + 1)  # links that cannot be read now
     links.take([counted(read=0)], START_NS + 2)  # a GPU that left the bus
     assert links.recoveries.tolist() == [505, 7]
@@ -352,8 +354,8 @@ def test_an_xid_of_long_ago_names_no_link_any_more() -> None:
     xids = [
         FaultReported(table="gpu", name=f"lab/h/r1/node1/gpu{k}", code=149, detail="Link 5") for k in (0, 1)
     ]
-    links.hear(xids, START_NS)
-    links.hear(xids, START_NS + 1)
+    links.receive(xids, START_NS)
+    links.receive(xids, START_NS + 1)
     assert [links.named_ns(gpu) for gpu in (4, 5)] == [START_NS, 0]
     links.fade(START_NS + NAMED_NS - 1)
     assert links.index.tolist() == [PORTS * 4 + 5, PORTS * 5 + 5]
@@ -393,10 +395,12 @@ def test_rows_that_cannot_be_are_left_out() -> None:
     assert links.index.tolist() == [PORTS * 4 + 5]
     assert links.recoveries.tolist() == [0]
     for detail in ("Link 99", "Link -1", "no link", "Link 14"):
-        links.hear(
+        links.receive(
             [FaultReported(table="gpu", name="lab/h/r9/node1/gpu0", code=149, detail=detail)], START_NS
         )
-    links.hear([FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=79, detail="Link 14")], START_NS)
+    links.receive(
+        [FaultReported(table="gpu", name="lab/h/r1/node1/gpu0", code=79, detail="Link 14")], START_NS
+    )
     assert not links.code.any()
 
 

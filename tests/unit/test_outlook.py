@@ -54,7 +54,7 @@ def test_the_latest_told_holds_each_value_for_its_step(some: Any, moments: list[
     outlooks, last = Outlooks(), dict[int, Any]()
     for rack, values, start_s, step_s in some:
         event = told(name=RACKS[rack], values=values, start_ns=START_NS + start_s * NS, step_s=step_s)
-        assert outlooks.tell(event, SITE) is None
+        assert outlooks.take(event, SITE) is None
         last[rack] = (values, start_s, step_s)
 
     def expected(rack: int, at_s: int) -> float | None:
@@ -76,7 +76,7 @@ def test_the_latest_told_holds_each_value_for_its_step(some: Any, moments: list[
 
 def test_a_step_ends_where_the_next_begins() -> None:
     outlooks = Outlooks()
-    outlooks.tell(told(values=(10.0, None, 30.0)), SITE)
+    outlooks.take(told(values=(10.0, None, 30.0)), SITE)
     end_s = 3 * 3600
     for at_s, value in ((-1e-9, None), (0.0, 10.0), (3600 - 1e-9, 10.0), (3600, None), (7200, 30.0),
                         (end_s - 1e-9, 30.0), (end_s, None)):  # fmt: skip
@@ -87,7 +87,7 @@ def test_what_is_told_between_two_questions_is_in_the_second() -> None:
     outlooks = Outlooks()
     wanted: list[float | None] = [None] * 3
     for rack, value in ((0, 1.0), (2, 3.0), (0, 5.0), (1, 2.0)):
-        outlooks.tell(told(name=RACKS[rack], values=[value]), SITE)
+        outlooks.take(told(name=RACKS[rack], values=[value]), SITE)
         wanted[rack] = value
         assert at(outlooks, 0) == wanted
 
@@ -95,7 +95,7 @@ def test_what_is_told_between_two_questions_is_in_the_second() -> None:
 def test_the_site_needs_no_name() -> None:
     outlooks = Outlooks()
     for name in ("", "lab"):
-        outlooks.tell(told("site.outdoor_temp_c", name, [-5.5, 7]), SITE)
+        outlooks.take(told("site.outdoor_temp_c", name, [-5.5, 7]), SITE)
     assert len(list(outlooks.entries())) == 1
     assert at(outlooks, 3600, "site.outdoor_temp_c") == [7.0]
     assert at(outlooks, 3600, "site.grid_price_usd_per_kwh") == [None]
@@ -106,7 +106,7 @@ def test_the_site_needs_no_name() -> None:
 def test_an_entity_has_one_outlook_under_whatever_name(names: tuple[str, str]) -> None:
     outlooks = Outlooks()
     for name, value in zip(names, (1.0, 2.0), strict=True):
-        assert outlooks.tell(told(name=name, values=[value]), SITE) is None
+        assert outlooks.take(told(name=name, values=[value]), SITE) is None
     assert at(outlooks, 0) == [None, 2.0, None]
     assert [o.name for o in outlooks.entries()] == ["lab/h/r2"]
 
@@ -115,15 +115,15 @@ def test_quantities_of_all_tables_have_their_places() -> None:
     outlooks = Outlooks()
     for quantity, name, place in (("gpu.power_w", "r2/node1/gpu3", 79), ("node.power_w", "r3/node0", 36),
                                   ("cdu.heat_w", "cdu1", 0), ("site.power_w", "", 0)):  # fmt: skip
-        assert outlooks.tell(told(quantity, name, [500.0]), SITE) is None
+        assert outlooks.take(told(quantity, name, [500.0]), SITE) is None
         assert np.flatnonzero(~np.isnan(outlooks.at(quantity, START_NS, SITE))).tolist() == [place]
 
 
 def test_unknown_values_only_take_back_what_was_told() -> None:
     outlooks = Outlooks()
-    outlooks.tell(told(values=[5.0]), SITE)
+    outlooks.take(told(values=[5.0]), SITE)
     assert at(outlooks, 0) == [5.0, None, None]
-    assert outlooks.tell(told(name="lab/h/r1", values=[None, None]), SITE) is None
+    assert outlooks.take(told(name="lab/h/r1", values=[None, None]), SITE) is None
     assert (at(outlooks, 0), outlooks.dump()) == ([None] * 3, [])
 
 
@@ -160,9 +160,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize("change,why", REFUSED)
 def test_what_is_refused_says_why_and_changes_nothing(change: dict[str, Any], why: str) -> None:
     outlooks = Outlooks()
-    outlooks.tell(told(values=[5.0]), SITE)
+    outlooks.take(told(values=[5.0]), SITE)
     before = digest(outlooks.dump())
-    said = outlooks.tell(told(**{"values": (1.0,), **change}), SITE)
+    said = outlooks.take(told(**{"values": (1.0,), **change}), SITE)
     assert said is not None
     assert why in said
     assert len(said) < 600
@@ -173,20 +173,20 @@ def test_what_is_refused_says_why_and_changes_nothing(change: dict[str, Any], wh
 def test_one_that_is_over_is_refused_where_the_time_is_known() -> None:
     outlooks = Outlooks()
     late = told(start_ns=1_700_000_000)  # seconds, by mistake
-    said = outlooks.tell(late, SITE, START_NS)
+    said = outlooks.take(late, SITE, START_NS)
     assert said is not None
     assert "over already" in said
-    assert outlooks.tell(told(), SITE, START_NS + 3599 * NS) is None
-    assert "0 s ago" in (outlooks.tell(told(), SITE, START_NS + 3600 * NS) or "")
+    assert outlooks.take(told(), SITE, START_NS + 3599 * NS) is None
+    assert "0 s ago" in (outlooks.take(told(), SITE, START_NS + 3600 * NS) or "")
 
 
 def test_the_number_is_bounded_and_the_oldest_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_in, "MAX_OUTLOOKS", 3)
     outlooks = Outlooks()
     for name in ("r1", "r2", "r3", "r1"):  # r1 told anew is the newest
-        outlooks.tell(told(name=name), SITE)
+        outlooks.take(told(name=name), SITE)
     assert at(outlooks, 0) == [1.0] * 3
-    outlooks.tell(told("cdu.heat_w", "cdu1"), SITE)
+    outlooks.take(told("cdu.heat_w", "cdu1"), SITE)
     assert [o.name for o in outlooks.entries()] == ["lab/h/r3", "lab/h/r1", "lab/h/cdu1"]
     assert at(outlooks, 0) == [1.0, None, 1.0]
 
@@ -196,32 +196,32 @@ def test_the_values_of_all_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     outlooks = Outlooks()
     for round_ in range(3):
         for name in ("r1", "r2", "r3"):
-            outlooks.tell(told(name=name, values=[float(round_)] * 4), SITE)
+            outlooks.take(told(name=name, values=[float(round_)] * 4), SITE)
             assert sum(len(o.values) for o in outlooks.entries()) <= 10
     assert at(outlooks, 0) == [None, 2.0, 2.0]
     for name in ("r2", "r3"):
-        outlooks.tell(told(name=name, values=[None]), SITE)
+        outlooks.take(told(name=name, values=[None]), SITE)
     assert outlooks._n_values == 0
-    outlooks.tell(told(values=[1.0] * 11), SITE)  # larger than all that may be held
+    outlooks.take(told(values=[1.0] * 11), SITE)  # larger than all that may be held
     assert outlooks.dump() == []
 
 
 def test_an_outlook_is_forgotten_when_it_is_over() -> None:
     outlooks = Outlooks()
-    outlooks.tell(told(values=[1.0] * 2), SITE)
-    outlooks.tell(told(name="r2"), SITE)
-    outlooks.tell(told(name="r2", values=[1.0] * 5), SITE)  # the end of the one before counts no more
+    outlooks.take(told(values=[1.0] * 2), SITE)
+    outlooks.take(told(name="r2"), SITE)
+    outlooks.take(told(name="r2", values=[1.0] * 5), SITE)  # the end of the one before counts no more
     for at_s, n in ((0, 2), (3600, 2), (7199, 2), (7200, 1), (4 * 3600, 1), (5 * 3600, 0), (9 * 3600, 0)):
         outlooks.expire(START_NS + at_s * NS)
         assert len(outlooks.dump()) == n, at_s
-    outlooks.tell(told(start_ns=START_NS + 10 * 3600 * NS), SITE)
+    outlooks.take(told(start_ns=START_NS + 10 * 3600 * NS), SITE)
     outlooks.expire(START_NS + 11 * 3600 * NS)
     assert outlooks.dump() == []
 
 
 def test_what_is_given_out_may_be_written_into() -> None:
     outlooks = Outlooks()
-    outlooks.tell(told(values=[5.0]), SITE)
+    outlooks.take(told(values=[5.0]), SITE)
     outlooks.at("rack.power_w", START_NS, SITE)[:] = 0
     assert at(outlooks, 0) == [5.0, None, None]
     with pytest.raises(ValueError, match="read-only"):
@@ -232,7 +232,7 @@ def test_a_changed_site_keeps_outlooks_by_name() -> None:
     """r2 moves from place 1 to 2, r1 is gone for a while; the names of the old site mean what they meant."""
     outlooks = Outlooks()
     for name, value in (("r1", 1.0), ("r2", 2.0)):
-        outlooks.tell(told(name=name, values=[value]), SITE)
+        outlooks.take(told(name=name, values=[value]), SITE)
     assert at(outlooks, 0) == [1.0, 2.0, None]
     other = site_of(two_racks(racks="r[0-4]"))
     assert outlooks.at("rack.power_w", START_NS, other)[:3].tolist()[1:] == [1.0, 2.0]
@@ -345,7 +345,7 @@ def test_any_event_survives_the_trace_and_the_journal() -> None:
     msgspec.json.encode(brief_event(event))
 
 
-# What it costs.
+# Cost.
 
 
 def holding(count: int) -> tuple[Outlooks, Any]:
@@ -355,7 +355,7 @@ def holding(count: int) -> tuple[Outlooks, Any]:
     values = tuple(float(v) for v in range(288))
     for i in range(count):
         event = told(name=f"lab/h/r{i + 1}", values=values, start_ns=START_NS + i, step_s=300.0)
-        assert outlooks.tell(event, site) is None
+        assert outlooks.take(event, site) is None
     return outlooks, site
 
 
@@ -387,7 +387,7 @@ def test_it_stays_cheap_when_it_is_full() -> None:
         anew = told(name="lab/h/r7", values=[1.0], start_ns=instant)
 
         def one_more() -> None:
-            outlooks.tell(anew, site)
+            outlooks.take(anew, site)
             outlooks.at("rack.power_w", instant, site)
 
         one_more()

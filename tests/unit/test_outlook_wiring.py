@@ -55,7 +55,7 @@ def test_each_service_becomes_a_source_with_an_alarm_of_its_own(tmp_path: Path) 
         ([{**METEO, "period_s": 1}], "$.outlooks[0].period_s"),
         ([{**METEO, "url": "http://weather.example.net"}], "expected https://"),
         ([{**METEO, "url": "ftp://x"}], "$.outlooks[0].url"),
-        ([MAPS, WATT], "$.outlooks[1]: site.grid_carbon_g_per_kwh is told by $.outlooks[0] too"),
+        ([MAPS, WATT], "$.outlooks[1]: site.grid_carbon_g_per_kwh comes from $.outlooks[0] too"),
     ],
 )
 def test_a_section_that_is_wrong_is_refused_with_its_place(
@@ -68,7 +68,7 @@ def test_a_section_that_is_wrong_is_refused_with_its_place(
 
 def test_what_a_file_tells_no_service_tells(tmp_path: Path) -> None:
     files = {"outlooks_files": {"site.grid_price_usd_per_kwh": "price.csv"}}
-    with pytest.raises(ConfigError, match=r"told by \$\.power\.outlooks_files too"):
+    with pytest.raises(ConfigError, match=r"comes from \$\.power\.outlooks_files too"):
         load_config(write(tmp_path, ENTSOE, power=files))
 
 

@@ -58,7 +58,7 @@ class Wire:
         since = None if since_s is None else self.now_ns - round(since_s * NS)
         issued = {"issued_ns": self.now_ns, "expires_ns": self.now_ns + 300 * NS, "epoch": 1} | more
         advice = Advice(job=self.job, interval_s=interval_s, save_since_ns=since, **issued)
-        self.live.hear(Message(self.now_ns, advice_topic("racktwin", self.job), encode_advice(advice)))
+        self.live.receive(Message(self.now_ns, advice_topic("racktwin", self.job), encode_advice(advice)))
 
     @property
     def interval_s(self) -> float:
@@ -116,7 +116,7 @@ def test_what_is_old_or_over_is_not_followed() -> None:
     assert wire.interval_s == 700.0
     assert wire.live.counts["advice"] == 1
     assert wire.live.counts["advice not followed"] == 4
-    wire.live.hear(Message(wire.now_ns, advice_topic("racktwin", own), b"{"))
+    wire.live.receive(Message(wire.now_ns, advice_topic("racktwin", own), b"{"))
     assert wire.live.counts["not understood"] == 1
 
 
@@ -126,7 +126,7 @@ def test_an_advice_to_another_job_is_refused() -> None:
     body = encode_advice(Advice(job="b", interval_s=5.0, save_since_ns=None, issued_ns=1,
                                 expires_ns=2 * START_NS, epoch=1))  # fmt: skip
     with pytest.raises(BadMessage, match="in the place of"):
-        jobs.hear(Message(START_NS, "IT/v1/racktwin/Job/a", body))
+        jobs.receive(Message(START_NS, "IT/v1/racktwin/Job/a", body))
 
 
 def test_a_job_that_ended_is_forgotten() -> None:

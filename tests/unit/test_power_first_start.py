@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from policies.power_capping import PowerCap, PowerGuard
-from policies.power_capping.unheard import LEARNING_S, _depth
+from policies.power_capping.unreported import LEARNING_S, _depth
 from tests.support.builders import Twin, explained, site_of, two_racks
 from tests.support.powered_plant import CAP
 from tests.support.sampled_cases import sampled

@@ -12,7 +12,7 @@ from policies.power_capping import PowerCap, gain_of
 from policies.power_capping.budgets import by_node
 from policies.power_capping.nodes import NODE_CONTROL, nodes_of
 from policies.power_capping.power_cap import MARGIN_PU
-from policies.power_capping.unheard import LEARNING_PERIODS, LEARNING_S, learning_s
+from policies.power_capping.unreported import LEARNING_PERIODS, LEARNING_S, learning_s
 from tests.support.builders import Twin
 from tests.unit.test_power_cap import job, site
 from tests.unit.test_power_cap_odd import of_racks

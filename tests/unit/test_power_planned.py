@@ -57,7 +57,7 @@ def of_places(twin: Twin, of_gpu: Any) -> np.ndarray:
         (100.0, 0.0, 400.0, 1e9, 0.0, 1100.0, 1100.0, 400.0),
         (1e4, 0.0, 400.0, 1e9, 0.0, 1100.0, 1100.0, 1000.0),
         (900.0, TOGETHER_S, 100.0, 1e9, 0.0, 1100.0, 1100.0, 900.0 / np.e),
-        # What demand does not ask for, and what is above peaks by more than the reserve, is not spared
+        # Power without demand, and power above peaks by more than the reserve, is not spared
         (500.0, 0.0, 400.0, 1e9, 0.0, 800.0, 800.0, 500.0),
         (500.0, 0.0, 400.0, 1e9, 0.0, 1200.0, 1100.0, 500.0),
         # A cut cannot peak as it did; what draws more than its cap does so

@@ -10,8 +10,8 @@ import pytest
 from policies.power_capping import PowerCap
 from policies.power_capping.budgets import other_w
 from policies.power_capping.demand import wants
-from policies.power_capping.unheard import LEARNING_S
 from policies.power_capping.unpowered import unpowered_gpus
+from policies.power_capping.unreported import LEARNING_S
 from tests.support.builders import Twin, two_racks
 from twin.telemetry import IdentityTold
 

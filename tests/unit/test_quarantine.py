@@ -108,7 +108,7 @@ def test_an_event_on_which_the_engine_fails_is_left_out_alone(
     [record] = notes(folder)
     assert (record.parts, record.whole) == (("event OutlookTold o2",), False)
     assert "index 7 is out of bounds" in sentence(record)
-    # What was kept is the whole frame, as it came.
+    # The quarantine has the whole frame, as it came.
     [kept] = TraceReader(folder / record.file)
     assert kept.events == outlook().events
     assert len(kept.updates) == len(outlook().updates)

@@ -63,7 +63,7 @@ def test_the_use_of_limits_is_that_of_both_places() -> None:
     total = 90_000.0 / 300_000.0
     assert now == pytest.approx(np.full(3, max(60_000.0 / most_w, total)))
     assert then[0] == now[0]
-    # What is worst after is the CDU of both racks, which carries what it did: 4 kW come, and 4 kW go
+    # The fullest place afterwards is the CDU of both racks, which carries what it did: 4 kW come, and 4 kW go
     idle_w = load_w(pod.view())[1][1]
     assert idle_w == pytest.approx(1000.0)
     assert then[1] == pytest.approx(90_000.0 / (2.0 * pod.site.design.rack_max_w[0]))

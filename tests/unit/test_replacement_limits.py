@@ -108,7 +108,7 @@ def test_room_is_what_asking_one_by_one_gives(
             members = of_node == group
             if (gone & ~out & members).any():
                 assert (gone & members).sum() <= max(1, np.floor(share * members.sum() + 1e-9))
-    # What is out may always go on, and greedy-maximal: no refused one would fit now
+    # Nodes that are out may always go on, and greedy-maximal: no refused one would fit now
     assert allowed[out[wanted]].all()
     for node in np.unique(wanted[~allowed]).tolist():
         assert not admit(site, jobs, gone, np.array([node], np.int32), limits)[0][0]

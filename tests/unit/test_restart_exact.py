@@ -74,7 +74,7 @@ def test_a_second_burst_of_as_many_xids_tells_its_own_codes() -> None:
     for k, codes in enumerate(((13, 31, 43), (45, 94, 95))):
         now_ns = START_NS + k * round(3 * XID_S) * NS
         xids.advance(now_ns)
-        xids.hear(gpu, np.array(codes, np.int32), now_ns)
+        xids.add(gpu, np.array(codes, np.int32), now_ns)
         xids.advance(now_ns)
         assert xids.bursts(None, 9).tolist() == [0]
         assert xids.texts(gpu[:1], now_ns)[0].endswith(", ".join(map(str, codes)))

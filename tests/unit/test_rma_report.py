@@ -110,8 +110,8 @@ def test_all_that_a_ticket_needs_is_on_the_page(pod: Pod) -> None:
 
 def test_a_node_of_which_nothing_is_known_says_so(pod: Pod) -> None:
     page = markdown(made(pod, []))
-    for expected in ("unknown: no agent told it", "None was heard.", "None is in the journal.",
-                     "It was never withdrawn.", "not heard: agent, never heard"):  # fmt: skip
+    for expected in ("unknown: never reported", "None was reported.", "None is in the journal.",
+                     "It was never withdrawn.", "not reported: agent, never reported"):  # fmt: skip
         assert expected in page
 
 

@@ -133,7 +133,7 @@ def test_where_only_racks_are_metered_busy_nodes_share_what_is_beyond_idling() -
     said = fall(twin, 10 * MIN, 60 * MIN)
     assert said["rack.power_w"][:, 0] == pytest.approx([15e3, 20e3])
     assert said["rack.power_w"][:, 1] == pytest.approx([0.0, 0.0])
-    # What some nodes say of themselves is not shared by the others.
+    # An outlook of some nodes is not shared by the others.
     powers = np.full(twin.site.sizes["node"], np.nan)
     powers[0] = 9000.0
     twin.tick({"rack.power_w": idle_w + 20e3, "node.power_w": powers})

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import norm, poisson
 from statsmodels.stats.proportion import proportion_confint
 
-from models.backtest import BacktestResult, HorizonForecasts, binomial, scores, told_coverage
+from models.backtest import BacktestResult, HorizonForecasts, binomial, published_coverage, scores
 from models.backtest.scores import (
     band_share,
     cells,
@@ -63,12 +63,14 @@ def test_the_told_band_counts_what_lies_in_it_of_the_outcomes_that_have_one() ->
     course = replace(course_of(values, 3, values[100:]), half=half)
     result = result_of(values, course)
     missed = 10 / (2 * (100 - 3 - 10))
-    assert told_coverage(result, 0, [0, 1]) == (pytest.approx(1.0 - missed), 2 * (100 - 3 - 10))
-    assert told_coverage(result, 0, [1]) == (1.0, 100 - 3 - 10)
-    share, count = told_coverage(result_of(values, replace(course, half=np.full_like(half, np.nan))), 0, [0])
+    assert published_coverage(result, 0, [0, 1]) == (pytest.approx(1.0 - missed), 2 * (100 - 3 - 10))
+    assert published_coverage(result, 0, [1]) == (1.0, 100 - 3 - 10)
+    share, count = published_coverage(
+        result_of(values, replace(course, half=np.full_like(half, np.nan))), 0, [0]
+    )
     assert (np.isnan(share), count) == (True, 0)
     wide = replace(course, horizon=5, half=0.0 * half)  # never narrower than the shorter one
-    assert told_coverage(result_of(values, course, wide), 1, [1])[0] == 1.0
+    assert published_coverage(result_of(values, course, wide), 1, [1])[0] == 1.0
 
 
 def test_a_perfect_forecast_scores_zero_and_the_last_value_scores_one() -> None:

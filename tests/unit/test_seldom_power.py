@@ -109,7 +109,7 @@ def heard(seconds: list[int], energies_mj: list[int]) -> list[Gaps]:
         state.apply(inbox.take(number, now_ns, 1.0))
         readings = Readings(state)
         power_w, power_ns = readings.good("gpu", "power_w")
-        out.append(seldom.hear(readings, power_w, power_ns, before_w)[0])
+        out.append(seldom.update(readings, power_w, power_ns, before_w)[0])
         before_w = power_w
     return out
 

@@ -109,7 +109,7 @@ def test_a_repeated_hour_in_no_order_is_a_gap(tmp_path: Path) -> None:
     text = table_of([times[i] for i in (5, 0, 3, 1, 4, 2)], [5, 0, 3, 1, 4, 2])
     read = read_of(tmp_path, text, zone="Europe/Berlin")
     assert values_of(read) == [0, 1, None, None, 4, 5]
-    told_of(read, "2 dropped", "the two passes cannot be told apart")
+    told_of(read, "2 dropped", "the two passes cannot be distinguished")
     counted = read_of(tmp_path, text, zone="Europe/Berlin", aggregate="count", step_s=3600)
     assert values_of(counted) == [1, 1, None, None, 1, 1]
 

@@ -205,7 +205,7 @@ def test_a_node_says_which_service_level_it_was_told(pod: Site) -> None:
     wish = Wish()
     wish.ask("node.service_level", [6], 1.0, 1.0, 1.0)
     simulation = loop_of(pod, [wish], {"wish": "act"})
-    simulation.tell(JobStarted(job="elsewhere", nodes=()))  # so that it is known what runs where
+    simulation.inject(JobStarted(job="elsewhere", nodes=()))  # so that it is known what runs where
     simulation.run(4)
     state = simulation.engine.state.tables["node"]
     row = next(s.row for s in state.signals if s.name == "service_level_state")
@@ -216,7 +216,7 @@ def test_what_an_operator_says_is_in_the_next_frame(pod: Site) -> None:
     looker = Frames()
     simulation = loop_of(pod, observers=[looker]).run(2)
     request = OperatorRequest(id="a", author="me", control=CAP, names=("lab/h/r1",), lo=300.0, hi=800.0)
-    simulation.tell(request)
+    simulation.inject(request)
     simulation.step()
     assert request in looker.kept[-1].events
 
@@ -224,8 +224,8 @@ def test_what_an_operator_says_is_in_the_next_frame(pod: Site) -> None:
 def test_a_replaced_device_is_new_and_the_site_stays(pod: Site) -> None:
     simulation = loop_of(pod).run(4)
     with pytest.raises(ValueError, match="does not change"):
-        simulation.tell(SiteChanged(site_hash="x", spec=b"{}"))
-    simulation.tell(EntityReplaced(table="gpu", name="lab/h/r1/node0/gpu2", serial="new"))
+        simulation.inject(SiteChanged(site_hash="x", spec=b"{}"))
+    simulation.inject(EntityReplaced(table="gpu", name="lab/h/r1/node0/gpu2", serial="new"))
     plant: Any = simulation.plant
     plant.truth.gpu_energy_j[2] = 0.0
     simulation.step()
@@ -237,7 +237,7 @@ def test_a_device_that_tells_another_serial_is_new_and_the_first_one_is_not(pod:
     simulation = loop_of(pod).run(4)
     plant: Any = simulation.plant
     for serial, generation in (("S-0001", 0), ("S-0001", 0), ("S-0002", 1)):
-        simulation.tell(IdentityTold(table="gpu", name="lab/h/r1/node0/gpu2", serial=serial))
+        simulation.inject(IdentityTold(table="gpu", name="lab/h/r1/node0/gpu2", serial=serial))
         if generation:
             plant.truth.gpu_energy_j[2] = 0.0
         simulation.step()

@@ -23,7 +23,7 @@ from connectors.slurm.command import (
 from connectors.slurm.hostlist import expand_hosts
 from connectors.slurm.nodes import SlurmNode, parse_nodes
 
-# What nodes may be found as
+# States in which nodes may be found
 FREE, DOWN, MAINT = "idle|none", "down*|Not responding", "maint|none"
 THEIRS, THEIRS_BUSY = "drained|fan broke", "draining|fan broke"
 

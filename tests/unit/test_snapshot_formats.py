@@ -15,7 +15,7 @@ from tests.support.journal_bodies import bodies_of
 from twin.catalogue import StorageError, digest, pack
 from twin.contracts import Windows
 from twin.engine import snapshot
-from twin.telemetry import TOLD, events as ev
+from twin.telemetry import STATED_FIELDS, events as ev
 
 CAP = "gpu.power_cap_w"
 
@@ -66,7 +66,7 @@ def as_of_2(data: dict[str, Any]) -> dict[str, Any]:
     data = as_of_4(data)
     out = {**data, "jobs": dict(data["jobs"]), "arbiter": dict(data["arbiter"])}
     del out["windows"], out["arbiter"]["settling"]
-    for name in ("accounts", "queues", "known", "unslotted", *TOLD):
+    for name in ("accounts", "queues", "known", "unslotted", *STATED_FIELDS):
         del out["jobs"][name]
     return out
 
@@ -153,7 +153,7 @@ def test_after_an_upgrade_a_start_goes_on_from_the_older_snapshot(tmp_path: Path
     engine, _ = record(tmp_path, 60)
     for path in tmp_path.glob("snapshot-*.rts"):
         path.unlink()
-    for name in TOLD:  # nobody told that version anything of checkpoints, nor of nodes that slept
+    for name in STATED_FIELDS:  # nobody told that version anything of checkpoints, nor of nodes that slept
         getattr(engine.jobs, name)[:] = 0.0
     engine.windows = Windows(engine.site)
     data = engine.dump()

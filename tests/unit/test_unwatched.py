@@ -17,7 +17,7 @@ from tests.support.failing_fleet import DAY_NS, START_NS, View, log_of, quiet
 from tests.support.saving_jobs import DAY_S, EIGHT, Saving
 from tests.support.scripted_health import ailing, days_ago_ns
 from twin.catalogue import NS
-from twin.telemetry import ago_d, events as ev, noted, nothing, watched_ns
+from twin.telemetry import ago_d, events as ev, nothing, watched_ns, with_gap
 from twin.telemetry.observation_gaps import LEAST_S, MOST
 
 ROWS = [(k % 16, 0.5 + 0.5 * k, 0.6 + 0.5 * k, 0, False) for k in range(10)]  # ten failures in five days
@@ -28,10 +28,10 @@ def gap(from_d: float, to_d: float) -> np.ndarray:
 
 
 def test_short_pauses_are_watched_and_there_are_never_many_gaps() -> None:
-    gaps = noted(nothing(), 0, round(LEAST_S * NS) - 1)
+    gaps = with_gap(nothing(), 0, round(LEAST_S * NS) - 1)
     assert len(gaps) == 0
     for k in range(2 * MOST):
-        gaps = noted(gaps, 10**15 * k, 10**15 * k + round(LEAST_S * NS) * (1 + k))
+        gaps = with_gap(gaps, 10**15 * k, 10**15 * k + round(LEAST_S * NS) * (1 + k))
     assert len(gaps) == MOST
     assert (np.diff(gaps.ravel()) > 0).all()
     assert gaps[0, 1] - gaps[0, 0] == round(LEAST_S * NS) * (1 + MOST), "the shortest are given up"

@@ -1,4 +1,4 @@
-"""What-if: two courses from one moment, compared by the same figures."""
+"""Two courses from one moment ("what if"), compared by the same figures."""
 
 from __future__ import annotations
 

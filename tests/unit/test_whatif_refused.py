@@ -1,4 +1,4 @@
-"""What-if questions that are refused or warned of, in one line that says what to do."""
+"""Questions of `simulation whatif` that are refused or warned of, in one line that says what to do."""
 
 from __future__ import annotations
 

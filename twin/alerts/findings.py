@@ -143,7 +143,7 @@ class Findings(EntityState):
         """Balances off, surely, for a while; none that people work at, or that a diagnosis explains."""
         heat, balance = estimator.residuals["rack.heat"], estimator.residuals["feeder.balance"]
         # Time is counted between readings: one odd reading that stands for long is still one reading.
-        heat_ns, balance_ns = estimator.heat_heard_ns, estimator.balance_heard_ns
+        heat_ns, balance_ns = estimator.heat_received_ns, estimator.balance_received_ns
         heat_off, balance_off = self._surely(heat), self._surely(balance)
         explained = explained or {}
         heat_off &= ~explained.get("rack.heat", np.False_)
@@ -212,11 +212,11 @@ class Findings(EntityState):
         unguarded = [
             f for table in GUARDING if (f := self._unguarded(site, state, table, windows)) is not None
         ]
-        unheard = self.never_reported.findings(site, state, windows)
+        unreported = self.never_reported.findings(site, state, windows)
         return [
             *self.keep_only("unusable/", unusable),
             *self.keep_only("unguarded/", unguarded),
-            *self.keep_only("unheard/", unheard),
+            *self.keep_only("unheard/", unreported),
         ]
 
     def _unguarded(self, site: Site, state: State, table: str, windows: Windows) -> Finding | None:
@@ -561,7 +561,7 @@ def _unknown_machines(site: Site, view: View) -> list[Finding]:
     age_s = view.age_s("loop.machine_out_count")
     evidence = tuple(
         f"{name}: loop.machine_out_count was "
-        + (f"last heard {duration(age_s[i])} ago" if np.isfinite(age_s[i]) else "never heard")
+        + (f"last reported {duration(age_s[i])} ago" if np.isfinite(age_s[i]) else "never reported")
         + f"; its {site.machines_of_loop[i]:g} machines count as {100 * kept_pu[i]:.0f} % in service, which "
         f"take {quantity(kept_pu[i] * site.design.loop_heat_w[i], 'W', 4)}"
         for name, i in zip(names, index.tolist(), strict=False)
@@ -633,9 +633,9 @@ def _lives(column: TableState, index: np.ndarray, table: str) -> np.ndarray:
     return out
 
 
-def _since(since_ns: np.ndarray, off: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
-    return np.where(off, np.where(since_ns == 0, heard_ns, since_ns), 0)
+def _since(since_ns: np.ndarray, off: np.ndarray, received_ns: np.ndarray) -> np.ndarray:
+    return np.where(off, np.where(since_ns == 0, received_ns, since_ns), 0)
 
 
-def _lasting(since_ns: np.ndarray, heard_ns: np.ndarray) -> np.ndarray:
-    return np.flatnonzero((since_ns > 0) & (heard_ns - since_ns >= LASTING_S * NS))
+def _lasting(since_ns: np.ndarray, received_ns: np.ndarray) -> np.ndarray:
+    return np.flatnonzero((since_ns > 0) & (received_ns - since_ns >= LASTING_S * NS))

@@ -65,7 +65,7 @@ def reported(site: Site, state: State, table: str) -> np.ndarray:
 
 
 def reported_counts(site: Site, state: State, mute: Mapping[str, Bool]) -> dict[str, dict[str, int]]:
-    """By table, how many entities are heard, of how many; how many are silent or have no cadence yet.
+    """By table, how many entities report, of how many; how many are silent or have no cadence yet.
 
     `mute` [n]: entities that are silent.
     """

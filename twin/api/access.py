@@ -57,7 +57,7 @@ class Refusals:
         self._wrong: OrderedDict[str, tuple[float, int]] = OrderedDict()
         self._window_s, self._lines = clock(), 0
 
-    def tell(self, remote: str, why: str, **more: Any) -> None:
+    def log(self, remote: str, why: str, **more: Any) -> None:
         """Journal a refusal. The first of a window is a line at once; the others are counted until it
         ends."""
         self.counts[why] = self.counts.get(why, 0) + 1
@@ -170,20 +170,20 @@ def _admitted(request: web.Request, role: Role, by_hall: bool) -> Token:
     scheme, _, presented = request.headers.get("Authorization", "").partition(" ")
     challenge = {"WWW-Authenticate": 'Bearer realm="racktwin"'}
     if scheme.lower() != "bearer" or not presented.strip():
-        refusals.tell(remote, "no token", path=place)
+        refusals.log(remote, "no token", path=place)
         raise Refused(401, f"a token is needed: send the header Authorization: Bearer {PREFIX}...", challenge)
     token, why = request.app[TOKENS].who(presented.strip())
     if token is None:
         wait_s = refusals.wait_s(remote)
         refusals.wrong(remote)
         if wait_s > 0:
-            refusals.tell(remote, "too many wrong tokens", path=place)
+            refusals.log(remote, "too many wrong tokens", path=place)
             raise Refused(429, "too many wrong tokens; wait", {"Retry-After": str(int(wait_s) + 1)})
-        refusals.tell(remote, why, path=place)
+        refusals.log(remote, why, path=place)
         raise Refused(401, "this token is unknown here or has expired; ask the operator for a new one "
                            "(racktwin token add NAME --role ROLE)", challenge)  # fmt: skip
     if not token.may(role):
-        refusals.tell(remote, "role too small", path=place, name=token.name, role=token.role, needs=role)
+        refusals.log(remote, "role too small", path=place, name=token.name, role=token.role, needs=role)
         raise Refused(403, f"needs the role {role}; the token {token.name} has the role {token.role}")
     if token.halls and not by_hall:
         raise other_hall(request, token)
@@ -193,7 +193,7 @@ def _admitted(request: web.Request, role: Role, by_hall: bool) -> Token:
 def other_hall(request: web.Request, token: Token) -> Refused:
     """Refuse data beyond a token's own halls, and journal it; the refusal names no other hall."""
     more = {"path": _place(request), "name": token.name, "role": token.role}
-    request.app[REFUSALS].tell(sender(request), "not its own hall", **more)
+    request.app[REFUSALS].log(sender(request), "not its own hall", **more)
     why = f"the token {token.name} is only for {', '.join(token.halls)}"
     return Refused(403, f"{why}: it reads /api/v1/fleet, and as operator holds and releases their budgets")
 
@@ -203,7 +203,7 @@ async def admit(request: web.Request, handler: Answering) -> web.StreamResponse:
     """Check every request: the host name, the token, then its role. Turns errors into answers."""
     try:
         if not _host_fits(request):
-            request.app[REFUSALS].tell(sender(request), "foreign host name", path=_place(request))
+            request.app[REFUSALS].log(sender(request), "foreign host name", path=_place(request))
             raise Refused(421, "the request names another host; use localhost or 127.0.0.1")
         method = "GET" if request.method == "HEAD" else request.method
         gate = request.app[GATES].get((method, _place(request)), Gate("viewer", ()))

@@ -279,12 +279,12 @@ def _alarm(request: web.Request, act: Callable[[Any, str], Any]) -> web.Response
         raise Refused(404, f"no alarm {clean(identity, 200)}; it may have cleared") from None
     except ValueError as error:
         raise Refused(409, str(error)) from None
-    if getattr(live.alarms, "tell", None) is None:
+    if getattr(live.alarms, "note", None) is None:
         live.note(noted or AlarmRecord(id=identity, author=author(request)))
     return answer({"id": identity, "done": True})
 
 
-async def tell_story(request: web.Request) -> web.Response:
+async def set_story(request: web.Request) -> web.Response:
     """Show a chapter of a story until the next one; chapter 0 ends it. Only for simulated sites."""
     body, live = await body_of(request, NewStory), live_of(request)
     if not live.loaded.config.simulated:
@@ -292,11 +292,11 @@ async def tell_story(request: web.Request) -> web.Response:
     if not 0 <= body.chapter <= body.of or max(len(body.title), len(body.text)) > MAX_STORY:
         raise Refused(400, f"expected chapter 1 to `of`, and texts of at most {MAX_STORY} characters")
     title, text = clean(body.title, MAX_STORY), clean(body.text, MAX_STORY)
-    told = live.story
-    same = told is not None and told["chapter"] == body.chapter
+    story = live.story
+    same = story is not None and story["chapter"] == body.chapter
     live.story = None
     if body.chapter:
-        since_ns = told["since_ns"] if told is not None and same else live.engine.state.now_ns
+        since_ns = story["since_ns"] if story is not None and same else live.engine.state.now_ns
         live.story = {"chapter": body.chapter, "of": body.of, "title": title, "text": text,
                       "since_ns": since_ns}  # fmt: skip
         live.note(StoryRecord(author=author(request), chapter=body.chapter, of=body.of, title=title,

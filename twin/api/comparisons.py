@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from twin.api.answers import MAX_ROWS, Refused, answer, known_query, listed, live_of, number_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import masks_of, meant
+from twin.api.scopes import masks_of, suggestion
 from twin.catalogue import F64, NS, Bool, Signal, clean, did_you_mean, duration, find_signal
 from twin.contracts import FAILED, HEALTHY, UNKNOWN, Z90, Residual
 from twin.diagnosis import derived_from, measured_signal
@@ -86,7 +86,7 @@ def compared(live: Runtime, name: str, what: str) -> tuple[str, int]:
         if row is not None:
             return table, row
     why = f"no {clean(name, 120)} with {what}; expected one of {', '.join(COMPARED)}"
-    raise Refused(404, why + meant(live, name))
+    raise Refused(404, why + suggestion(live, name))
 
 
 def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
@@ -142,9 +142,9 @@ def _number(value: float, digits: int) -> float | None:
     return round(value, digits) if np.isfinite(value) else None
 
 
-def judged(live: Runtime, heard: Mapping[str, Mapping[str, int]]) -> dict[str, Any] | None:
+def judged_counts(live: Runtime, reported: Mapping[str, Mapping[str, int]]) -> dict[str, Any] | None:
     """Counts of what is judged of the site's GPUs (else nodes) and what is still learned, and a sentence;
-    None for a site without any. `heard`: what `twin.alerts.reported_counts` gave.
+    None for a site without any. `reported`: what `twin.alerts.reported_counts` gave.
     """
     site = live.engine.site
     table, words = next(((t, w) for t, w in JUDGED if site.sizes[t]), ("", ""))
@@ -163,7 +163,7 @@ def judged(live: Runtime, heard: Mapping[str, Mapping[str, int]]) -> dict[str, A
         if masks[1].any():
             left_s = max(left_s, float(_left_s(live, signal, residual.name)[masks[1]].max()))
     learned, learning, unlike = counts.tolist()
-    cadence = heard.get(table, {}).get("learning", 0)
+    cadence = reported.get(table, {}).get("learning", 0)
     out = {
         "of": n, "in_service": n - unknown - failed, "suspected": suspected, "failed": failed,
         "unknown": unknown, "known_pu": known_pu, "learned": learned, "learning": learning,

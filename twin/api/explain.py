@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import policies
 from twin.api.answers import Refused, answer, live_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import meant
+from twin.api.scopes import suggestion
 from twin.catalogue import NS, ContractError, StorageError, clean, did_you_mean, plain_text
 from twin.contracts import (
     Explanation,
@@ -126,7 +126,7 @@ async def explanation_of(
             _slow.remove(name)
     except ExplanationRefused as error:
         place = entity or str(options.get("name") or "")
-        near = meant(live, place) if error.kind == "unknown" and place else ""
+        near = suggestion(live, place) if error.kind == "unknown" and place else ""
         raise Refused(STATUS[error.kind], str(error) + near) from None
     except ContractError as error:
         raise Refused(500, str(error)) from None

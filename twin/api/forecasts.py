@@ -47,18 +47,18 @@ def block(live: Runtime) -> dict[str, Any]:
     lines, `awaited`."""
     every = sorted({key for key, _ in live.engine.forecasts})
     keys = [*(k for k in FIRST if k in every), *(k for k in every if k not in FIRST)]
-    rows, unheard, view = [], [], live.engine.view()
+    rows, unreported, view = [], [], live.engine.view()
     lacking: dict[str, list[float]] = {}  # quantity -> horizons without a band
     for key in (k for k in keys if k.startswith("site.")):
         row, expected = _row(live, view, key)
         if row["now"] is None and not expected:
-            unheard.append(key)
+            unreported.append(key)
             continue
         with_band = [a["horizon_s"] for a in row["ahead"]]
         lacking[key] = [h for k, h in sorted(live.engine.forecasts) if k == key and h not in with_band]
         if with_band:
             rows.append(row)
-    return {"quantities": keys, "rows": rows, "unheard": unheard, "budgets": budgets(live),
+    return {"quantities": keys, "rows": rows, "unheard": unreported, "budgets": budgets(live),
             "awaited": _awaited(live, lacking, bool(rows)), "notes": notes(live)}  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def budgets(live: Runtime) -> list[str]:
 def _awaited(live: Runtime, lacking: dict[str, list[float]], any_shown: bool) -> str:
     """Return sentences on the start of forecasts and on the fit that replaces simple rules; "" for none.
 
-    `lacking`: the horizons without a band of each quantity that is heard. `any_shown`: some have one.
+    `lacking`: the horizons without a band of each reported quantity. `any_shown`: some have one.
     """
     if not live.engine.models:
         return ""
@@ -188,7 +188,7 @@ def notes(live: Runtime) -> list[str]:
 class NewOutlook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Values of a quantity in the future: from `start_ns` on, each for `step_s`; null = unknown.
 
-    `name` is the entity; without one it is the site. It takes the place of what was told of this quantity and
+    `name` is the entity; without one it is the site. It replaces the outlook of this quantity and
     entity before; with null values only, that is taken back.
     """
 
@@ -199,7 +199,7 @@ class NewOutlook(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str = ""
 
 
-async def tell(request: web.Request) -> web.Response:
+async def take_outlook(request: web.Request) -> web.Response:
     """Send future values: weather, day-ahead prices, a plan. Forecasts learn how far to trust them."""
     body, live = await body_of(request, NewOutlook), live_of(request)
     what = find_quantity(body.quantity)

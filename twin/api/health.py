@@ -14,7 +14,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
-from twin.api.scopes import held_by, meant
+from twin.api.scopes import held_by, suggestion
 from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal, utc
 from twin.contracts import (
     ACTION_WORDS,
@@ -122,12 +122,12 @@ def failed_since(live: Runtime) -> I64:
 def failed_words(live: Runtime, since_ns: int) -> str:
     """Return a predicate on a node that has failed, such as "has failed since ..."; "" for one that has not.
 
-    The log gives no start to a node that was never heard well.
+    The log gives no start to a node that was never reported healthy.
     """
     if not since_ns:
         return ""
     if since_ns < live.engine.health.log().begin_ns:
-        return "has failed; it was never heard well"
+        return "has failed; it was never reported healthy"
     return f"has failed since {utc(since_ns)} UTC"
 
 
@@ -252,7 +252,7 @@ def model_of(live: Runtime) -> str:
     return "" if forecast is None else forecast.model
 
 
-def heard_of(live: Runtime, table: str, keys: Sequence[str]) -> tuple[Bool, Bool]:
+def reporting_of(live: Runtime, table: str, keys: Sequence[str]) -> tuple[Bool, Bool]:
     """Return masks [n] of entities that ever reported any of these signals, and that report one now."""
     state, n = live.engine.state, live.engine.site.sizes[table]
     column, ever, now = state.tables[table], np.zeros(n, np.bool_), np.zeros(n, np.bool_)
@@ -275,14 +275,14 @@ def kinds_of(part: str, side: int = 0) -> list[tuple[str, tuple[str, ...]]]:
 
 def fitted(live: Runtime, part: str) -> np.ndarray:
     """Return the parts of a kind that there are, ascending: of DPUs, which a node need not have, those that
-    ever told anything.
+    ever reported anything.
     """
     if part != "dpu":
         return np.arange(len(levels_of(live, part)))
     ever = []
     for side in (0, 1):
         every = [key for _, keys in kinds_of(part, side) for key in keys]
-        ever.append(heard_of(live, PARTS[part], every)[0])
+        ever.append(reporting_of(live, PARTS[part], every)[0])
     return np.flatnonzero(np.stack(ever, axis=1))
 
 
@@ -298,7 +298,7 @@ def unknown(live: Runtime) -> list[dict[str, Any]]:
             continue
         missing = []
         for what, keys in kinds_of(part):
-            ever, now = heard_of(live, table, keys)
+            ever, now = reporting_of(live, table, keys)
             if part == "dpu":  # of the first of each node that has one
                 ever, now = (mask[there[there % 2 == 0] // 2] for mask in (ever, now))
             if not now.all():
@@ -354,7 +354,7 @@ def notes(live: Runtime) -> list[str]:
     return out
 
 
-def looked(live: Runtime) -> dict[str, Any]:
+def judged_at(live: Runtime) -> dict[str, Any]:
     """Return the instant at which all parts were last judged."""
     engine = live.engine
     age_s = (engine.state.now_ns - engine.health.looked_ns) / NS if engine.health.looked_ns else None
@@ -395,7 +395,7 @@ async def health(request: web.Request) -> web.Response:
 def whole(live: Runtime, prefix: str = "") -> dict[str, Any]:
     """Return the answer without its rows; with counts of a place, if one is given."""
     lemons = np.flatnonzero(live.engine.health.lemons.is_lemon())
-    return {**looked(live), "site": live.engine.site.file.site, "prefix": prefix,
+    return {**judged_at(live), "site": live.engine.site.file.site, "prefix": prefix,
             "parts": parts_of(live, prefix),
             "lemons": {"total": len(lemons),
                        "names": [live.engine.site.name("node", i) for i in lemons[:SHOWN_WORST].tolist()]},
@@ -478,7 +478,7 @@ def of_name(live: Runtime, name: str) -> dict[str, Any]:
         if table in EQUIPMENT:
             return equipment_tree(live, table, row)
         return place_tree(live, table, row)
-    hint = _job_hint(live, name) or meant(live, name) or "; racktwin device health lists all names"
+    hint = _job_hint(live, name) or suggestion(live, name) or "; racktwin device health lists all names"
     kinds = "node, GPU, switch, link, rack, hall, CDU, loop, feeder or storage"
     raise Refused(404, f"no {kinds} {clean(name, 120)}{hint}")
 
@@ -498,7 +498,7 @@ def place_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
     """Return a rack, hall, supernode or site: its nodes, the worst first."""
     name = live.engine.site.name(table, row)
     total, rows = page(live, None, name, [], 0, SHOWN_ROWS)
-    return {**looked(live), "kind": "place", "table": table, "name": name, "parts": parts_of(live, name),
+    return {**judged_at(live), "kind": "place", "table": table, "name": name, "parts": parts_of(live, name),
             "total": total, "rows": rows, "model": model_of(live), "notes": notes(live)}  # fmt: skip
 
 
@@ -512,7 +512,7 @@ def equipment_tree(live: Runtime, table: str, row: int) -> dict[str, Any]:
     racks, mask = _served(live, table, row), engine.windows.mask(table)
     pumps = [2 * row, 2 * row + 1] if table == "cdu" else []
     concern = Ranked(live).concern
-    return {**looked(live), "kind": "equipment", "table": table, "name": site.name(table, row),
+    return {**judged_at(live), "kind": "equipment", "table": table, "name": site.name(table, row),
             "parts": [part_row(live, "pump", i) for i in pumps],
             "evidence": [e for i in pumps for e in evidence(live, "pump", i)],
             "missing": missing(live, "pump", 2 * row) if pumps else silent_signals(live, table, row),
@@ -538,13 +538,13 @@ def silent_signals(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
     """List the signals that once reported and do not now; one line for an entity that has never reported."""
     state, out, ever_any = live.engine.state, [], False
     for name, signal in TABLES[table].by_name.items():
-        ever, now = (bool(found[row]) for found in heard_of(live, table, (signal.key,)))
+        ever, now = (bool(found[row]) for found in reporting_of(live, table, (signal.key,)))
         ever_any |= ever
         if ever and not now:
             age_s = float(state.tables[table].age_s(signal, state.now_ns)[row])
             out.append({"what": name, "state": f"silent for {duration(age_s)}",
                         "connect": words.comes_from(signal.key)})  # fmt: skip
-    never = {"what": "all signals", "state": "never heard", "connect": words.comes_from(table)}
+    never = {"what": "all signals", "state": "never reported", "connect": words.comes_from(table)}
     return out if ever_any else [never]
 
 
@@ -558,7 +558,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
     node = entity if table == "node" else int(site.node_of_gpu[entity]) if part == "gpu" else -1
     spared = engine.windows.mask(table)
     tree = {
-        **looked(live), "kind": "part", **row, "owner": owner,
+        **judged_at(live), "kind": "part", **row, "owner": owner,
         "sure": words.sure(row["sure_pu"]) if row["level"] not in ("healthy", "unknown") else "",
         "age_s": (engine.state.now_ns - row["since_ns"]) / NS if row["since_ns"] else None,
         "evidence": reasons, "missing": lacking,
@@ -622,7 +622,7 @@ def nvlink_tree(live: Runtime, gpu: int, link: int) -> dict[str, Any]:
     named = level >= WATCH
     of_link = [e for e in tree["evidence"] if named and e["rule"] in NVLINK_RULES]
     source = words.comes_from("gpu.nvlink_recovery_count")
-    never = {"what": "counts of the link", "state": "never heard", "connect": source}
+    never = {"what": "counts of the link", "state": "never reported", "connect": source}
     lacking = [] if counts else [never]
     action = tree["action"] if of_link else "none"
     return tree | {
@@ -653,13 +653,13 @@ def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
     entity = index // 2 if part in PAIRED else index
     out = []
     for what, keys in kinds_of(part, index % 2):
-        ever, now = heard_of(live, table, keys)
+        ever, now = reporting_of(live, table, keys)
         if now[entity]:
             continue
         ages = [float(state.tables[table].age_s(signal, state.now_ns)[entity])
                 for key in keys if (signal := find_signal(key)) is not None]  # fmt: skip
         since = duration(min(ages)) if ever[entity] else ""
-        out.append({"what": what, "state": f"silent for {since}" if since else "never heard",
+        out.append({"what": what, "state": f"silent for {since}" if since else "never reported",
                     "connect": words.comes_from(keys[0])})  # fmt: skip
     return out
 

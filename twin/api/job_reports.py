@@ -47,9 +47,9 @@ def decoder_of(live: Runtime) -> JobDecoder:
 
 
 async def register(request: web.Request) -> web.Response:
-    """Register a job that no scheduler tells of; it is over when its client has not asked for `lease_s`.
+    """Register a job that no scheduler reports; it is over when its client has not asked for `lease_s`.
 
-    The same once more renews it. A job that a scheduler told of stays the scheduler's.
+    The same once more renews it. A job that a scheduler reported stays the scheduler's.
     """
     live, job = live_of(request), request.match_info["job"]
     slot = _own(request, acting=True)
@@ -111,7 +111,7 @@ def _doubts(live: Runtime) -> list[str]:
                 "`policies: {checkpoint: {authority: act}}` to the site file"]  # fmt: skip
     if authority != "act":
         return [f"the policy `checkpoint` has the authority {authority}, so the job keeps its own interval; "
-                "jobs hear it at `act`"]  # fmt: skip
+                "jobs receive it at `act`"]  # fmt: skip
     return []
 
 
@@ -154,7 +154,7 @@ async def advised(request: web.Request) -> web.Response:
     _slot(request, acting=False)
     advice = await _advice(request)
     slot = _slot(request, acting=False)
-    return answer({**msgspec.structs.asdict(advice), "told": _told(live, slot)})
+    return answer({**msgspec.structs.asdict(advice), "told": _report_of(live, slot)})
 
 
 async def report(request: web.Request) -> web.Response:
@@ -212,12 +212,12 @@ def _own(request: web.Request, acting: bool) -> int | None:
         if kind == "tenant" and own:
             mine = slot is None or own == live.engine.jobs.tenants[slot]
         if not mine:
-            request.app[REFUSALS].tell(sender(request), "not its own job", name=token.name, role=token.role)
+            request.app[REFUSALS].log(sender(request), "not its own job", name=token.name, role=token.role)
             raise Refused(403, f"the token {token.name} speaks for one job (job.NAME) or those of one tenant "
                                f"(tenant.NAME), and {clean(job, 80)} is another; ask the operator for a "
                                "token of the job or of its tenant")  # fmt: skip
     elif acting and not token.may("operator"):
-        request.app[REFUSALS].tell(sender(request), "role too small", name=token.name, role=token.role)
+        request.app[REFUSALS].log(sender(request), "role too small", name=token.name, role=token.role)
         raise Refused(
             403, f"needs the role job or operator; the token {token.name} has the role {token.role}"
         )
@@ -244,7 +244,7 @@ async def _advice(request: web.Request) -> Advice:
     )  # fmt: skip
 
 
-def _told(live: Runtime, slot: int) -> dict[str, Any]:
+def _report_of(live: Runtime, slot: int) -> dict[str, Any]:
     """Return a job's report of its checkpoints; null where it reported nothing."""
     jobs = live.engine.jobs
     names = ("checkpoint_interval_s", "checkpoint_save_s", "checkpoint_block_s", "checkpoint_flush_s",

@@ -1,7 +1,7 @@
 """Load targets over the interface: what outside demands are held, whether the load is within them, and
 setting or withdrawing one, as an event in the speaker's name.
 
-Policies keep to them as far as they may act; this file only tells.
+Policies keep to them as far as they may act; this module only shows them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from twin.api.comparisons import COMPARED, calibration_series
-from twin.api.health import CHANCE, DAY_S, failed_since, failures, forecast_of, looked, parts_of
+from twin.api.health import CHANCE, DAY_S, failed_since, failures, forecast_of, judged_at, parts_of
 from twin.api.load_targets import target_series
 from twin.api.runtime import Runtime
 from twin.api.scopes import masks_of
@@ -528,7 +528,7 @@ def health_series(live: Runtime) -> Iterator[Metric]:
         for level, count in levels.items():
             parts.add_metric([part, level], count)
     yield parts
-    age_s = looked(live)["judged_s"]
+    age_s = judged_at(live)["judged_s"]
     if age_s is not None:
         yield GaugeMetricFamily(
             "racktwin_health_age_seconds", "since the last full health check, in site time", age_s

@@ -112,7 +112,7 @@ async def tested(request: web.Request) -> web.Response:
     test = clean(body.test.strip(), MAX_TEST)
     event = ev.NodeTested(
         id=new_id(request), name=name, began_ns=began_ns, ended_ns=ended_ns, passed=body.passed,
-        test=f"{test}, told by {who}" if test else f"told by {who}", detail=note_of(body.note),
+        test=f"{test}, reported by {who}" if test else f"reported by {who}", detail=note_of(body.note),
     )  # fmt: skip
     return await submit(request, event, node=name, passed=body.passed, **_unheeded(live))
 
@@ -175,10 +175,10 @@ def _faults(live: Runtime, node: int) -> list[dict[str, Any]]:
 
     site, book = live.engine.site, live.engine.health.book
     first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
-    heard = [("", "node", h) for h in book.of("node", node)]
-    heard += [(f"gpu{g - first}", "gpu", h) for g in range(first, last) for h in book.of("gpu", g)]
+    faults = [("", "node", h) for h in book.of("node", node)]
+    faults += [(f"gpu{g - first}", "gpu", h) for g in range(first, last) for h in book.of("gpu", g)]
     rows: dict[tuple[str, int], dict[str, Any]] = {}
-    for of, table, h in heard:
+    for of, table, h in faults:
         row = rows.setdefault((of, h.code), {
             "of": of, "code": h.code, "times": 0, "first_ns": h.at_ns, "last_ns": h.at_ns, "detail": "",
             **_meaning(find(h.code, table, h.detail))})  # fmt: skip

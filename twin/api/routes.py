@@ -49,7 +49,7 @@ from twin.contracts import Explanation, Topic
 
 Serving = Callable[[web.Request], Awaitable[web.StreamResponse]]
 API = "/api/v1"
-JOBS = "/v1/jobs/{job}"  # as the client of jobs asks, which is told host and port alone
+JOBS = "/v1/jobs/{job}"  # as the client of jobs asks, which is given host and port alone
 CLIENTS = f"{JOBS}/checkpoint"
 TAGS = {
     "state": "Measured and expected values.",
@@ -238,7 +238,7 @@ ACTING = (
     replace(_delete("/requests/{id}", act.withdraw, "acting"), by_hall=True),
     _post("/approvals", act.approve, "acting", bodies.NewApproval),
     _delete("/approvals/{id}", act.disapprove, "acting"),
-    _post("/outlooks", forecasts.tell, "acting", forecasts.NewOutlook),
+    _post("/outlooks", forecasts.take_outlook, "acting", forecasts.NewOutlook),
     _post("/load-targets", demanded.set_target, "acting", demanded.NewLoadTarget),
     _delete("/load-targets/{name}", demanded.withdraw_target, "acting", "/load-targets/{name:.+}"),
     _post("/jobs/{job}/checkpoint", saves.report, "jobs", JobReport, "job"),
@@ -267,7 +267,7 @@ ACTING = (
     _post("/alarms/{id}/shelve", act.shelve, "alarms", bodies.Shelving, pattern="/alarms/{id:.+}/shelve"),
     _post("/alarms/{id}/unshelve", act.unshelve, "alarms", bodies.NoBody, pattern="/alarms/{id:.+}/unshelve"),
     _post("/site/change", site_changes.approve, "daemon", site_changes.NewSiteChange, "admin"),
-    _post("/story", act.tell_story, "daemon", bodies.NewStory),
+    _post("/story", act.set_story, "daemon", bodies.NewStory),
     _post("/reload", act.reload, "daemon", bodies.NoBody, "admin"),
 )
 

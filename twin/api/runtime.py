@@ -42,7 +42,7 @@ MAX_TEXT = 400  # characters of a line's sentence
 WHOLE_TEXT = 20_000  # of one that is asked for whole: long evidence of many devices
 MAX_WAITING = 1000  # requests whose outcome somebody waits for
 MAX_FOLLOWERS = 64
-FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is told that it missed some
+FOLLOWER_QUEUE = 256  # updates that a slow client may lag behind; then it is notified that it missed some
 
 
 @dataclass
@@ -241,7 +241,7 @@ class Runtime:
     energy_ledger: LedgerStore | None = None  # hours that are over
     accounts: dict[str, PolicyAccount] = field(default_factory=dict)  # by policy
     sections: list[Explanation] = field(default_factory=list)  # of policies, on the overview
-    story: dict[str, Any] | None = None  # the chapter of a simulated story that is told now
+    story: dict[str, Any] | None = None  # the chapter of a simulated story that is shown now
     _waiting: dict[str, asyncio.Future[str | None]] = field(default_factory=dict)
     _lines_bytes: int = 0
     _numbered: int = 0  # lines of a daemon that has no journal on disk

@@ -41,7 +41,7 @@ def entity_of(live: Runtime, table: str, name: str) -> int:
     if found is None and table == "job":
         found = job_of(live, name)
     if found is None:
-        hint = meant(live, name) or f"; /api/v1/state/{table} lists their names"
+        hint = suggestion(live, name) or f"; /api/v1/state/{table} lists their names"
         raise Refused(404, f"no {table} {clean(name, 120)}{hint}")
     return found
 
@@ -88,7 +88,7 @@ def masks_of(live: Runtime, tables: Iterable[str], place: str) -> dict[str, Bool
             with contextlib.suppress(Refused):  # one table of several may know no such place
                 out[table][held_by(live, table, place)] = True
     if place and not any(mask.any() for mask in out.values()):
-        raise Refused(404, f"nothing at {clean(place, 120)} on this site{meant(live, place)}")
+        raise Refused(404, f"nothing at {clean(place, 120)} on this site{suggestion(live, place)}")
     return out
 
 
@@ -119,7 +119,7 @@ def expand(live: Runtime, table: str, names: list[str]) -> tuple[str, ...]:
             raise Refused(
                 404,
                 f"no {table} {clean(name, 120)} on this site, and no entity that contains "
-                f"one{meant(live, name)}",
+                f"one{suggestion(live, name)}",
             )
         found |= dict.fromkeys(site.name(table, i) for i in members.tolist())
     return tuple(found)
@@ -156,7 +156,7 @@ def _exists(live: Runtime, name: str) -> bool:
     return any(live.engine.site.entity(t, name) is not None for t in ("node", "gpu", "rack", "cdu", "switch"))
 
 
-def meant(live: Runtime, name: str) -> str:
+def suggestion(live: Runtime, name: str) -> str:
     """`; did you mean PLACE?`, or nothing where no place of the site is like it."""
     alike = near(live, name)
     return f"; did you mean {' or '.join(alike)}?" if alike else ""

@@ -345,14 +345,14 @@ def policy_rows(live: Runtime) -> list[dict[str, Any]]:
 def good_share(live: Runtime, name: str) -> float | None:
     """Return the current share of the cells that a table ever reported; None if it never reported."""
     state = live.engine.state
-    heard = good = 0
+    reported = good = 0
     for signal in TABLES[name].gauges:
         column = state.tables[name]
         known = np.isfinite(column.value[signal.row])
         if known.any():
-            heard += int(known.sum())
+            reported += int(known.sum())
             good += int((known & (column.quality_of(signal, state.now_ns) == GOOD)).sum())
-    return good / heard if heard else None
+    return good / reported if reported else None
 
 
 async def sources(request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ import numpy as np
 
 from twin.alerts import reported_counts
 from twin.api import forecasts, health
-from twin.api.comparisons import judged
+from twin.api.comparisons import judged_counts
 from twin.api.page import supply, with_responses
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of, policy_rows, unused, worst_of
@@ -69,7 +69,7 @@ def summary(live: Runtime, pulse: Pulse) -> dict[str, Any]:
 def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[str, Any]:
     """The summary without its racks. `alarms`: by urgency; there may be thousands."""
     engine = live.engine
-    heard = reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden)
+    reported = reported_counts(engine.site, engine.state, engine.diagnosis.silence.hidden)
     rung = [a for a in alarms if a.get("state") != "suppressed"]
     return {
         "site": engine.site.file.site, "version": live.version, "role": live.role, "epoch": live.epoch,
@@ -85,10 +85,10 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
         "asked_gpus": gpus_of_jobs(live), "queue": queue(live),
         "load_targets": len(engine.intake.load_targets.current(engine.site)),
         "unused": unused(live),
-        "telemetry_age_s": telemetry_age_s(live), "heard": heard,
-        "noun_keys": {table: noun_key(engine.site, table) for table in heard},
+        "telemetry_age_s": telemetry_age_s(live), "heard": reported,
+        "noun_keys": {table: noun_key(engine.site, table) for table in reported},
         "forecasts": forecasts.block(live),
-        "health": health.block(live), "judged": judged(live, heard),
+        "health": health.block(live), "judged": judged_counts(live, reported),
         "sections": live.sections, "story": live.story,
         "racks_total": engine.site.sizes["rack"], "halls_total": hall_count(engine.site),
         "sizes": engine.site.sizes,
@@ -102,7 +102,7 @@ def overview(live: Runtime, pulse: Pulse, alarms: list[dict[str, Any]]) -> dict[
 def telemetry_age_s(live: Runtime) -> float | None:
     """Return the age of the newest reading; None before the first.
 
-    About a thousand entities of each table are looked at, and all of them where none of these was heard.
+    About a thousand entities of each table are looked at, and all of them where none of these reported.
     """
     tables = live.engine.state.tables.values()
     steps = [max(1, column.t_ns.shape[1] // SAMPLED) for column in tables]

@@ -85,8 +85,8 @@ class Updates:
         self.number = 0
         self.closed = False
         self._alarms: bytes = b""
-        self._told_s = -EVERY_S
-        self._state: dict[str, bytes] = {}  # as told last, by key
+        self._sent_s = -EVERY_S
+        self._state: dict[str, bytes] = {}  # as last sent, by key
         self._racks: Columns = {}
 
     async def run(self) -> None:
@@ -121,9 +121,9 @@ class Updates:
             self._decided(decision)
         now = time.monotonic()
         # A hair early is on time: a tick of one second must not become an update every other second.
-        if now - self._told_s < EVERY_S * 0.9:
+        if now - self._sent_s < EVERY_S * 0.9:
             return
-        self._told_s = now
+        self._sent_s = now
         if not self.watchers:  # nobody looks: nothing is made
             return
         every = sorted(alarms_of(self.live), key=urgency)
@@ -132,18 +132,18 @@ class Updates:
         seen = packed(shown)
         if seen != self._alarms:
             self._alarms = seen
-            self.tell("alarms", {"counts": severities(every), "total": len(rung), "alarms": shown})
-        self._tell_changes(every)
+            self.send("alarms", {"counts": severities(every), "total": len(rung), "alarms": shown})
+        self._send_changes(every)
 
-    def _tell_changes(self, alarms: list[dict[str, Any]]) -> None:
-        """Tell what changed of the overview, key by key, and of the racks, column by column."""
+    def _send_changes(self, alarms: list[dict[str, Any]]) -> None:
+        """Send what changed of the overview, key by key, and of the racks, column by column."""
         tree = self._overview(alarms)
         packs = {key: packed(value) for key, value in tree.items()}
-        self.tell("state", {k: msgspec.Raw(v) for k, v in packs.items() if self._state.get(k) != v})
+        self.send("state", {k: msgspec.Raw(v) for k, v in packs.items() if self._state.get(k) != v})
         now = columns(self.live, alarms)
         differing = changed(self._racks, now)
         if differing:
-            self.tell("racks", {"site_hash": self.live.engine.site.spec_hash, "columns": differing})
+            self.send("racks", {"site_hash": self.live.engine.site.spec_hash, "columns": differing})
         self._state, self._racks = packs, now
 
     def _overview(self, alarms: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Updates:
         """Return the events that a client begins with: the overview, all racks and the alarms, as last
         sent."""
         every = sorted(alarms_of(self.live), key=urgency)
-        if not self.watchers or not self._state:  # nobody builds on what was told
+        if not self.watchers or not self._state:  # no client depends on what was sent
             self._state = {k: packed(v) for k, v in self._overview(every).items()}
             self._racks = columns(self.live, every)
         rung = [a for a in every if a.get("state") != "suppressed"]
@@ -177,9 +177,9 @@ class Updates:
             line = JournalLine(record, decision.tick, decision.now_ns).answer(self.live.engine.site)
             shown.append({k: line[k] for k in ("kind", "tick", "now_ns", "text")})
         if shown:
-            self.tell("decisions", {"decisions": shown, "left_out": max(0, len(records) - MAX_LINES)})
+            self.send("decisions", {"decisions": shown, "left_out": max(0, len(records) - MAX_LINES)})
 
-    def tell(self, kind: str, tree: dict[str, Any]) -> None:
+    def send(self, kind: str, tree: dict[str, Any]) -> None:
         """One update for everybody."""
         self.number += 1
         text = b"id: %s.%d\nevent: %s\ndata: %s\n\n" % (

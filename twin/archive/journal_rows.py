@@ -49,7 +49,7 @@ class _Line(msgspec.Struct, frozen=True):
 class JournalRows:
     """Makes rows under these labels. `site_now` is the site of the daemon, `leads` whether it leads now.
 
-    The journal tells when the daemon gained and lost the lead; it starts without. Where the journal begins
+    The journal shows when the daemon gained and lost the lead; it starts without. Where the journal begins
     in the middle, what is so now is believed of then.
     """
 

@@ -32,12 +32,12 @@ from twin.report import grid
 
 LEAST_S, MOST_S = 1e-3, 1e10  # of a time that is not zero: 300 years. source: estimate
 LEAST_WEIBULL, MOST_WEIBULL = 0.2, 5.0  # beyond, no machine was seen to fail so. source: estimate
-LEAD_S = 600.0  # how long before a failure it is told, unless said otherwise. source: estimate
+LEAD_S = 600.0  # time from a prediction to its failure, unless given. source: estimate
 
 
 @dataclass(frozen=True)
 class JobTerms:
-    """A job's terms in seconds; NaN: not given. `recall` 0: nothing is foretold; `weibull` 1: no memory."""
+    """A job's terms in seconds; NaN: not given. `recall` 0: nothing is predicted; `weibull` 1: no memory."""
 
     mttf_s: float
     save_s: float
@@ -59,7 +59,7 @@ class JobTerms:
 
 
 class ArgumentCheck:
-    """Options to numbers; keeps what is wrong, to tell it at once."""
+    """Options to numbers; keeps what is wrong, to report it at once."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -163,13 +163,13 @@ def best_interval_of(terms: JobTerms) -> BestInterval:
     interval_s, ettr = (float(x) for x in plain)
     if terms.recall == 0.0:
         return BestInterval(interval_s, ettr)
-    told = best_ahead(terms.save_s, terms.restart_s, terms.mttf_s, recall(terms), terms.precision)
-    ahead_s, ahead = (float(np.ravel(x)[0]) for x in told)
+    report = best_ahead(terms.save_s, terms.restart_s, terms.mttf_s, recall(terms), terms.precision)
+    ahead_s, ahead = (float(np.ravel(x)[0]) for x in report)
     return BestInterval(ahead_s, ahead, np.nan, interval_s, ettr)
 
 
 def recall(terms: JobTerms) -> float:
-    """Of failures foretold early enough for a save."""
+    """Of failures predicted early enough for a save."""
     return terms.recall if terms.lead_s >= terms.save_s else 0.0
 
 
@@ -220,7 +220,7 @@ def closed_forms(terms: JobTerms) -> dict[str, Any]:
         name: _alternative(max(interval_s, terms.flush_s), terms, found.ettr)
         for name, interval_s in rivals.items()
     }
-    told: dict[str, Any] = {
+    report: dict[str, Any] = {
         "terms": asdict(terms),
         "interval_s": found.interval_s,
         "ettr": found.ettr,
@@ -230,15 +230,15 @@ def closed_forms(terms: JobTerms) -> dict[str, Any]:
         "notes": _notes(terms, found.interval_s),
     }
     if terms.two_levels:
-        told["local_interval_s"] = found.local_interval_s
+        report["local_interval_s"] = found.local_interval_s
     if found.plain_ettr is not None:
-        told["without_prediction"] = {
+        report["without_prediction"] = {
             "interval_s": found.plain_interval_s,
             "ettr": found.plain_ettr,
             "gain_pp": _points(found.ettr - found.plain_ettr),
         }
-    told["goals"] = _goals(terms, told)
-    return told
+    report["goals"] = _goals(terms, report)
+    return report
 
 
 def _alternative(interval_s: float, terms: JobTerms, best: float) -> dict[str, float]:
@@ -267,15 +267,15 @@ def _notes(terms: JobTerms, interval_s: float) -> list[str]:
     if terms.two_levels:
         out.append("Young and Daly know one tier: theirs are for node losses and durable saves alone")
     elif terms.recall > 0 and terms.lead_s < terms.save_s:
-        out.append(f"a save takes longer than {duration(terms.lead_s)}: what is foretold comes too late")
+        out.append(f"a save takes longer than {duration(terms.lead_s)}: predictions come too late")
     return out
 
 
-def _goals(terms: JobTerms, told: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _goals(terms: JobTerms, report: Mapping[str, Any]) -> list[dict[str, Any]]:
     plain = terms.weibull == 1.0 and terms.recall == terms.flush_s == 0.0 and not terms.two_levels
     if not plain or (terms.mttf_s, terms.save_s) != (GOAL_MTTF_S, GOAL_SAVE_S):
         return []
-    ahead = told["alternatives"][GOAL_RIVAL]["behind_pp"]
+    ahead = report["alternatives"][GOAL_RIVAL]["behind_pp"]
     return [
         {
             "goal": f"at least {GOAL_PP:g} pp above fixed 60 min at an MTTF of 1.8 h and a save of 60 s",
@@ -294,30 +294,30 @@ def curve(terms: JobTerms, interval_s: float) -> tuple[F64, F64]:
     return x, ettr_of(terms, x)
 
 
-def print_forms(told: Mapping[str, Any], out: Console) -> None:
+def print_forms(report: Mapping[str, Any], out: Console) -> None:
     """The table."""
-    terms = JobTerms(**told["terms"])
+    terms = JobTerms(**report["terms"])
     for line in headings(terms):
         out.print(line, markup=False, soft_wrap=True, highlight=False)
-    best = ("best", duration(told["interval_s"]), f"{100 * told['ettr']:.2f} %", "")
+    best = ("best", duration(report["interval_s"]), f"{100 * report['ettr']:.2f} %", "")
     rows: list[list[Any]] = [[Text(cell, "bold") for cell in best]]
-    for name, one in told["alternatives"].items():
+    for name, one in report["alternatives"].items():
         share, behind = f"{100 * one['ettr']:.2f} %", f"{one['behind_pp']:.2f} pp"
         rows.append([name.replace("_", " "), duration(one["interval_s"]), share, behind])
     grid(out, ("rule", "interval", "effective time", "behind"), rows, right=(1, 2, 3), folds=())
-    if "local_interval_s" in told:
-        line = f"saves in memory every {duration(told['local_interval_s'])}"
+    if "local_interval_s" in report:
+        line = f"saves in memory every {duration(report['local_interval_s'])}"
         out.print(line, markup=False, highlight=False)
-    if "without_prediction" in told:
-        plain = told["without_prediction"]
+    if "without_prediction" in report:
+        plain = report["without_prediction"]
         line = (
             f"without prediction: every {duration(plain['interval_s'])}, {100 * plain['ettr']:.2f} %; "
             f"saving ahead adds {plain['gain_pp']:.2f} pp"
         )
         out.print(line, markup=False, soft_wrap=True, highlight=False)
-    for note in told["notes"]:
+    for note in report["notes"]:
         out.print(note, style="dim", markup=False, soft_wrap=True, highlight=False)
-    print_goals(told["goals"], out)
+    print_goals(report["goals"], out)
 
 
 def headings(terms: JobTerms) -> list[str]:
@@ -332,7 +332,7 @@ def headings(terms: JobTerms) -> list[str]:
     if terms.weibull != 1.0:
         words.append(f"Weibull {number(terms.weibull)}")
     if terms.recall > 0:
-        words.append(f"{number(100 * terms.recall)} % foretold {duration(terms.lead_s)} ahead")
+        words.append(f"{number(100 * terms.recall)} % predicted {duration(terms.lead_s)} ahead")
         words.append(f"precision {number(100 * terms.precision)} %")
     lines = [", ".join(words)]
     if terms.two_levels:

@@ -68,32 +68,32 @@ class IntervalAxis(TimeAxis):
         return inside[::step]
 
 
-def curve_plot(told: Mapping[str, Any], width: int = 520) -> tuple[Markup, IntervalAxis]:
+def curve_plot(report: Mapping[str, Any], width: int = 520) -> tuple[Markup, IntervalAxis]:
     """The curve, with upright marks where the best interval and the fixed ones lie."""
-    x, y = curve(JobTerms(**told["terms"]), told["interval_s"])
+    x, y = curve(JobTerms(**report["terms"]), report["interval_s"])
     axis = IntervalAxis(x)
-    marks = [(axis.at(told["alternatives"][name]["interval_s"]), "") for name in FIXED_S]
-    marks.append((axis.at(told["interval_s"]), f"best: every {duration(told['interval_s'])}"))
+    marks = [(axis.at(report["alternatives"][name]["interval_s"]), "") for name in FIXED_S]
+    marks.append((axis.at(report["interval_s"]), f"best: every {duration(report['interval_s'])}"))
     lines = [Line("", 100.0 * y, 1)]
     return plot(lines, axis, "%", CURVE_WORDS, PlotLayout(width=width, height=250, marks=marks)), axis
 
 
-def write_curve(told: Mapping[str, Any], folder: Path) -> list[Path]:
+def write_curve(report: Mapping[str, Any], folder: Path) -> list[Path]:
     """The page and the drawing. Raises StorageError if they cannot be written."""
-    small, axis = curve_plot(told)
-    wide, _ = curve_plot(told, 1080)
-    rows = [["best", duration(told["interval_s"]), f"{100 * told['ettr']:.2f} %", ""]]
+    small, axis = curve_plot(report)
+    wide, _ = curve_plot(report, 1080)
+    rows = [["best", duration(report["interval_s"]), f"{100 * report['ettr']:.2f} %", ""]]
     rows += [
         [clean(name.replace("_", " ")), duration(one["interval_s"]), f"{100 * one['ettr']:.2f} %",
          f"{one['behind_pp']:.2f} pp"]
-        for name, one in told["alternatives"].items()
+        for name, one in report["alternatives"].items()
     ]  # fmt: skip
     sentence = (
         "The optimum is flat: half or twice the best interval costs little. Marks: the best, 30, 60 and "
         "120 min."
     )
-    words = clean("; ".join(headings(JobTerms(**told["terms"]))), 400)
-    notes = joined(paragraph(clean(note, 300)) for note in told["notes"])
+    words = clean("; ".join(headings(JobTerms(**report["terms"]))), 400)
+    notes = joined(paragraph(clean(note, 300)) for note in report["notes"])
     body = (
         fill("header.html", title="Checkpoint interval", lines=[f"{words}. Closed forms, no simulation."])
         + figure(CURVE_WORDS.capitalize(), sentence, responsive(wide, small), "lead")
@@ -135,7 +135,7 @@ DRAWN = (LIVE, ORACLES[0], "fixed_60_min")
 DAY_NS = 86_400 * NS
 
 
-def write_replay(told: Mapping[str, Any], found: Sequence[ReplayResult], folder: Path) -> list[Path]:
+def write_replay(report: Mapping[str, Any], found: Sequence[ReplayResult], folder: Path) -> list[Path]:
     """The page, and the plot of the largest jobs. Raises StorageError if they cannot be written."""
     largest = found[-1]
     smooth = _smooth(largest.useful_s / np.maximum(largest.wall_s, 1e-9)[:, None])
@@ -148,14 +148,14 @@ def write_replay(told: Mapping[str, Any], found: Sequence[ReplayResult], folder:
     title = f"Effective time of jobs of {largest.size} servers"
     wide, small = (plot(lines, axis, "%", title, PlotLayout(width=w, height=270)) for w in (1080, 520))
     line = (
-        f"{told['faults_scored']:,} faults of {told['nodes']:,} nodes, from day {number(told['from_day'])} "
-        f"to {number(told['until_day'])}; jobs are synthetic. Save {duration(told['save_s'])}, restart "
-        f"{duration(told['restart_s'])}."
+        f"{report['faults_scored']:,} faults of {report['nodes']:,} nodes, from day "
+        f"{number(report['from_day'])} to {number(report['until_day'])}; jobs are "
+        f"synthetic. Save {duration(report['save_s'])}, restart {duration(report['restart_s'])}."
     )
     body = (
         fill("header.html", title="Checkpoint intervals over recorded failures", lines=[line])
         + figure(title, f"Means of {SMOOTH_D} days.", responsive(wide, small), "lead")
-        + _compared(told) + _rules(told)
+        + _compared(report) + _rules(report)
     )  # fmt: skip
     write_page(folder / PAGE, "racktwin: checkpoint intervals over recorded failures", body, axis)
     write_drawing(folder / DRAWING, wide)
@@ -171,16 +171,16 @@ def _smooth(daily: F64) -> F64:
     return out
 
 
-def _units(told: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    every = [(OF_ALL, told[OF_ALL])] if OF_ALL in told else []
-    return [*((f"{size} servers", unit) for size, unit in told["sizes"].items()), *every]
+def _units(report: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    every = [(OF_ALL, report[OF_ALL])] if OF_ALL in report else []
+    return [*((f"{size} servers", unit) for size, unit in report["sizes"].items()), *every]
 
 
-def _compared(told: Mapping[str, Any]) -> Markup:
+def _compared(report: Mapping[str, Any]) -> Markup:
     """The lead of the live rule over each other rule, with intervals."""
-    units = _units(told)
+    units = _units(report)
     rows = []
-    for name in told["rules"][1:]:
+    for name in report["rules"][1:]:
         cells = []
         for _, unit in units:
             one = unit["live_ahead"][name]
@@ -193,17 +193,17 @@ def _compared(told: Mapping[str, Any]) -> Markup:
                    table(head, rows, tuple(range(1, len(head)))))  # fmt: skip
 
 
-def _rules(told: Mapping[str, Any]) -> Markup:
-    units = _units(told)
+def _rules(report: Mapping[str, Any]) -> Markup:
+    units = _units(report)
     rows = [
         [clean(name.replace("_", " ")), *(f"{100 * unit['ettr'][name]:.2f}" for _, unit in units)]
-        for name in told["rules"]
+        for name in report["rules"]
     ]
     goals = [
         Markup("{}: {}: {:+.2f} pp").format(
             "met" if goal["met"] else Markup("<b>missed</b>"), clean(goal["goal"], 200), goal["value_pp"]
         )
-        for goal in told["goals"]
+        for goal in report["goals"]
     ]
     head = ["rule", *(clean(name) for name, _ in units)]
     return section("rules", "Rules side by side", "Effective time in per cent.",

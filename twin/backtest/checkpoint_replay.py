@@ -65,7 +65,7 @@ class SaveOutcome(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """A failure is foretold at the begin of a piece [n_piece], to rules that heed it [n_rule].
+    """A failure is predicted at the begin of a piece [n_piece], to rules that heed it [n_rule].
 
     They save at once where at least `least_s` of work is at risk and no other save is under way.
     """

@@ -30,14 +30,14 @@ OF_ALL = "all"
 def scores(found: Sequence[ReplayResult], save_s: float) -> dict[str, Any]:
     """Per size and of all: ETTR by rule, how far `live` is ahead in pp with a 90 % interval; the goals."""
     sizes = {str(one.size): _of(one.wall_s, one.useful_s) | _what(one) for one in found}
-    told: dict[str, Any] = {"rules": list(NAMES), "sizes": sizes}
+    report: dict[str, Any] = {"rules": list(NAMES), "sizes": sizes}
     if len(found) > 1:
         # However many jobs of a size there were, they count as one.
         wall_s = np.sum([one.size / one.jobs * one.wall_s for one in found], axis=0)
         useful_s = np.sum([one.size / one.jobs * one.useful_s for one in found], axis=0)
-        told[OF_ALL] = _of(wall_s, useful_s)
-    told["goals"] = _goals(told, save_s)
-    return told
+        report[OF_ALL] = _of(wall_s, useful_s)
+    report["goals"] = _goals(report, save_s)
+    return report
 
 
 def _of(wall_s: F64, useful_s: F64) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def _what(one: ReplayResult) -> dict[str, Any]:
     }
 
 
-def _goals(told: Mapping[str, Any], save_s: float) -> list[dict[str, Any]]:
+def _goals(report: Mapping[str, Any], save_s: float) -> list[dict[str, Any]]:
     """Each goal by the worst case: the size and rival at which `live` is furthest behind."""
-    units = [*told["sizes"].items(), *([(OF_ALL, told[OF_ALL])] if OF_ALL in told else [])]
+    units = [*report["sizes"].items(), *([(OF_ALL, report[OF_ALL])] if OF_ALL in report else [])]
     out = []
     for words, rivals, most in (
         ("within {:g} pp of the oracle", ORACLES, WITHIN_ORACLE_PP),
@@ -90,7 +90,7 @@ def _goals(told: Mapping[str, Any], save_s: float) -> list[dict[str, Any]]:
                 "met": worst >= -most,
             }
         )
-    for size, unit in told["sizes"].items():
+    for size, unit in report["sizes"].items():
         if save_s == GOAL_SAVE_S and GOAL_MTTF_S / NEAR <= unit["mttf_s"] <= GOAL_MTTF_S * NEAR:
             ahead = unit["live_ahead"][GOAL_RIVAL]["pp"]
             words = f"at least {GOAL_PP:g} pp above fixed 60 min"
@@ -99,14 +99,17 @@ def _goals(told: Mapping[str, Any], save_s: float) -> list[dict[str, Any]]:
     return out
 
 
-def print_scores(told: Mapping[str, Any], out: Console) -> None:
+def print_scores(report: Mapping[str, Any], out: Console) -> None:
     """Tables: effective time by size and rule, how far `live` is ahead of each, what it did; the goals."""
-    units = [*told["sizes"].items(), *([(OF_ALL, told[OF_ALL])] if OF_ALL in told else [])]
+    units = [*report["sizes"].items(), *([(OF_ALL, report[OF_ALL])] if OF_ALL in report else [])]
     heads = [size for size, _ in units]
     print_table(
         out,
         ["effective time, %", *heads],
-        [[_words(name), *(f"{100 * unit['ettr'][name]:.2f}" for _, unit in units)] for name in told["rules"]],
+        [
+            [_words(name), *(f"{100 * unit['ettr'][name]:.2f}" for _, unit in units)]
+            for name in report["rules"]
+        ],
     )
     wide = out.width >= NAME_WIDTH + CELL_WIDTH * len(units)
     print_table(
@@ -114,13 +117,13 @@ def print_scores(told: Mapping[str, Any], out: Console) -> None:
         ["live ahead, pp" + (" (90 %)" if wide else ""), *heads],
         [
             [_words(name), *(_ahead(unit["live_ahead"][name], wide) for _, unit in units)]
-            for name in told["rules"][1:]
+            for name in report["rules"][1:]
         ],
     )
-    sizes = told["sizes"].values()
+    sizes = report["sizes"].values()
     print_table(
         out,
-        ["by size", *told["sizes"]],
+        ["by size", *report["sizes"]],
         [
             ["jobs", *(f"{u['jobs']}" for u in sizes)],
             ["strikes", *(f"{u['strikes']:,}" for u in sizes)],
@@ -131,7 +134,7 @@ def print_scores(told: Mapping[str, Any], out: Console) -> None:
             ["  no hysteresis", *(number(u["changes_per_job_week_no_hysteresis"], 2) for u in sizes)],
         ],
     )
-    print_goals(told["goals"], out)
+    print_goals(report["goals"], out)
 
 
 def _words(name: str) -> str:

@@ -52,24 +52,24 @@ def amount(value: float) -> str:
     return number(value) if plain else f"{value:.3g}"
 
 
-def better_of(told: Mapping[str, Any], name: str) -> str:
+def better_of(report: Mapping[str, Any], name: str) -> str:
     """The better side, as a word."""
-    if told["better"] == "none":
+    if report["better"] == "none":
         return "even"
-    return ("ours" if told["better"] == "ours" else clean(name)) + ("" if told["sure"] else ", not sure")
+    return ("ours" if report["better"] == "ours" else clean(name)) + ("" if report["sure"] else ", not sure")
 
 
-def rival_lines(told: Mapping[str, Any]) -> list[str]:
+def rival_lines(report: Mapping[str, Any]) -> list[str]:
     """One data set's comparison, in lines for the terminal."""
-    name = clean(told["name"])
+    name = clean(report["name"])
 
     def line(ahead: str, part: Mapping[str, Any]) -> str:
         return (
             f"beside {name}, {ahead}: error {ratio_span(part)} of its error; better: {better_of(part, name)}"
         )
 
-    lines = [line(f"{duration(h['horizon_s'])} ahead", h) for h in told["horizons"]]
-    return [*lines, line("all horizons", told["overall"]), told["budget_words"]]
+    lines = [line(f"{duration(h['horizon_s'])} ahead", h) for h in report["horizons"]]
+    return [*lines, line("all horizons", report["overall"]), report["budget_words"]]
 
 
 def ratio_span(part: Mapping[str, Any]) -> str:
@@ -83,41 +83,41 @@ COLUMNS = ("ahead", "MAE", "last", "season", "EWMA", "MASE (90 %)", "pinball", "
 NARROW = ("ahead", "MAE", "MASE (90 %)", "pinball", "in 50 90 99 %", "apart")
 
 
-def print_load_scores(told: Mapping[str, Any], out: Console) -> None:
+def print_load_scores(report: Mapping[str, Any], out: Console) -> None:
     """The table, and where it loses."""
-    names = ", ".join(told["series"][:6]) + (" …" if len(told["series"]) > 6 else "")
-    scored_from = f"scored after {100 * told['from']:.0f} %"
-    title = f"{names} · {told['rows']:,} rows of {duration(told['step_s'])} · {scored_from}"
+    names = ", ".join(report["series"][:6]) + (" …" if len(report["series"]) > 6 else "")
+    scored_from = f"scored after {100 * report['from']:.0f} %"
+    title = f"{names} · {report['rows']:,} rows of {duration(report['step_s'])} · {scored_from}"
     columns = [c for c in COLUMNS if out.width >= WIDE_COLUMNS or c in NARROW]
-    rows = [[cells[head] for head in columns] for cells in map(_cells, told["horizons"])]
+    rows = [[cells[head] for head in columns] for cells in map(_cells, report["horizons"])]
     out.print(clean(title, 200), style="italic", markup=False, soft_wrap=True)
     grid(out, columns, rows, right=range(1, len(columns)), folds=())
-    if "rival" in told:
-        for line in rival_lines(told["rival"]):
+    if "rival" in report:
+        for line in rival_lines(report["rival"]):
             out.print(line, markup=False, soft_wrap=True)
     print_line(out, "apart: targets that do not overlap in time; intervals only from ten of them on", "dim")
-    for line in (told_words(told["horizons"]), moves_words(told["horizons"])):
+    for line in (coverage_words(report["horizons"]), moves_words(report["horizons"])):
         if line:
             out.print(line, markup=False, soft_wrap=True)
-    worse = told["losses"]
+    worse = report["losses"]
     for loss in worse[:20]:
         out.print(loss_words(loss), markup=False, soft_wrap=True)
     if len(worse) > 20:
         out.print(f"{len(worse) - 20} more are in the JSON")
     checked = (
-        f"{told['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
+        f"{report['lookahead_origins_checked']:,} origins were forecast again without later rows: the same"
     )
     out.print(checked, style="dim", markup=False, soft_wrap=True)
 
 
-def told_words(horizons: Sequence[Mapping[str, Any]]) -> str:
-    """A line on the coverage of the band that a daemon tells; "" where none was told."""
+def coverage_words(horizons: Sequence[Mapping[str, Any]]) -> str:
+    """A line on the coverage of the band that a daemon reports; "" where none was reported."""
     parts = [
         f"{duration(h['horizon_s'])} ahead {number(100 * h['coverage90_told'])} %"
         for h in horizons
         if h["told_targets"]
     ]
-    return f"in the 90 % band that a daemon tells: {', '.join(parts)}" if parts else ""
+    return f"in the 90 % band that a daemon reports: {', '.join(parts)}" if parts else ""
 
 
 def moves_words(horizons: Sequence[Mapping[str, Any]]) -> str:
@@ -161,7 +161,7 @@ MAX_POINTS = 480
 LEAST_WINDOW_ROWS = 240
 WINDOW_HORIZONS = 4  # of the longest horizon are drawn
 MAX_LOSSES = 40
-LEAST_TARGETS = 20  # fewer tell nothing of coverage
+LEAST_TARGETS = 20  # fewer say nothing about coverage
 WORDS = {
     "ahead": "How far ahead was forecast.",
     "error": "Mean absolute error, in the series' own unit, of the forecast's middle.",
@@ -178,43 +178,43 @@ WORDS = {
 }
 
 
-def write_page(told: Mapping[str, Any], result: BacktestResult, path: Path) -> None:
+def write_page(report: Mapping[str, Any], result: BacktestResult, path: Path) -> None:
     """Write the page. Raises StorageError if it cannot be written."""
-    write_whole(path, render(told, result))
+    write_whole(path, render(report, result))
 
 
-def render(told: Mapping[str, Any], result: BacktestResult) -> str:
-    """The page as text. `told`: what the command says as JSON."""
+def render(report: Mapping[str, Any], result: BacktestResult) -> str:
+    """The page as text. `report`: what the command says as JSON."""
     shown = int(np.argmax(np.nansum(np.abs(result.panel.values), axis=0)))
     rows = _rows(result)
     times_ns = result.panel.t_ns(rows)
     axis = TimeAxis(times_ns, int(times_ns[0]), int(times_ns[-1]))
     body = (
-        _head(told)
-        + section("scores", "Scores", _scores_intro(told), _table(told), _words())
+        _head(report)
+        + section("scores", "Scores", _scores_intro(report), _table(report), _words())
         + _courses(result, shown, rows, axis)
-        + _compared(told)
-        + _rival(told)
-        + _losses(told)
-        + _series(told)
+        + _compared(report)
+        + _rival(report)
+        + _losses(report)
+        + _series(report)
     )
     times = [int(t) for t in times_ns]
-    title = f"racktwin: backtest of {clean(', '.join(told['series'][:3]))}"
+    title = f"racktwin: backtest of {clean(', '.join(report['series'][:3]))}"
     return page(title, body, [axis.label(t) for t in times], [axis.place(t) for t in times])
 
 
-def _head(told: Mapping[str, Any]) -> Markup:
-    names = ", ".join(clean(n) for n in told["series"][:20])
-    notes = [clean(note, 400) for note in told["notes"][:40]]
-    best, below = told["overall"]["mase"], "error over that of the best of three rivals; below 1 is better"
+def _head(report: Mapping[str, Any]) -> Markup:
+    names = ", ".join(clean(n) for n in report["series"][:20])
+    notes = [clean(note, 400) for note in report["notes"][:40]]
+    best, below = report["overall"]["mase"], "error over that of the best of three rivals; below 1 is better"
     shown = [] if math.isnan(best) else [("MASE, all horizons", number(best), below)]
-    coverage = number(100 * told["overall"]["coverage90"])
+    coverage = number(100 * report["overall"]["coverage90"])
     shown.append(("Inside the 90 % band", f"{coverage} %", "of outcomes, each horizon alike"))
     line = (
-        f"{told['rows']:,} rows of {duration(told['step_s'])}. Each forecast was made from what was known by "
-        "then: what is fitted was fitted on earlier rows only, and "
-        f"{told['lookahead_origins_checked']:,} origins were forecast again with later rows taken away, with "
-        f"the same result. Scored: origins after {100 * told['from']:.0f} % of the rows."
+        f"{report['rows']:,} rows of {duration(report['step_s'])}. Each forecast was made from what was "
+        "known by then: what is fitted was fitted on earlier rows only, and "
+        f"{report['lookahead_origins_checked']:,} origins were forecast again with later rows taken away, "
+        f"with the same result. Scored: origins after {100 * report['from']:.0f} % of the rows."
     )
     return (
         fill("header.html", title=f"Backtest: {names}", lines=[line])
@@ -223,14 +223,14 @@ def _head(told: Mapping[str, Any]) -> Markup:
     )
 
 
-def _scores_intro(told: Mapping[str, Any]) -> str:
-    if len(told["series"]) == 1:
+def _scores_intro(report: Mapping[str, Any]) -> str:
+    if len(report["series"]) == 1:
         return "Per horizon."
-    return f"Per horizon, {len(told['series'])} series taken together: their errors are summed."
+    return f"Per horizon, {len(report['series'])} series taken together: their errors are summed."
 
 
-def _table(told: Mapping[str, Any]) -> Markup:
-    return _score_table([(duration(h["horizon_s"]), h) for h in told["horizons"]], "ahead")
+def _table(report: Mapping[str, Any]) -> Markup:
+    return _score_table([(duration(h["horizon_s"]), h) for h in report["horizons"]], "ahead")
 
 
 def _score_table(units: list[tuple[str, Mapping[str, Any]]], first: str) -> Markup:
@@ -306,10 +306,10 @@ def _courses(result: BacktestResult, shown: int, rows: I64, axis: TimeAxis) -> M
     return section("course", "Forecasts", intro, *drawn)
 
 
-def _compared(told: Mapping[str, Any]) -> Markup:
+def _compared(report: Mapping[str, Any]) -> Markup:
     """Errors over each rival's, and coverage, by horizon."""
     errors, inside = [], []
-    for h in told["horizons"]:
+    for h in report["horizons"]:
         ahead = duration(h["horizon_s"])
         half = (h["mase_high"] - h["mase_low"]) / 2
         if not math.isnan(h["mase"]):
@@ -328,22 +328,22 @@ def _compared(told: Mapping[str, Any]) -> Markup:
         sentence = f"Should be 90 %; its interval, from {LEAST_TARGETS} outcomes that do not overlap."
         figures.append(figure("Inside the 90 % band", sentence, drawn))
     rows = []
-    for h in told["horizons"]:
+    for h in report["horizons"]:
         ratios = [h["mae"] / h[k] if h[k] else math.nan for k in ("mae_naive", "mae_seasonal", "mae_ewma")]
         rows.append(
             [duration(h["horizon_s"]), *(ratio_words(r) for r in ratios), f"{h['ewma_half_life']} rows"]
         )
     head = ["ahead", "over last value", "over yesterday", "over EWMA", "EWMA's half-life"]
     beside = heading("Error over each rival's") + table(head, rows, (1, 2, 3, 4))
-    beside += paragraph(told_words(told["horizons"]), "soft")
+    beside += paragraph(coverage_words(report["horizons"]), "soft")
     return section("compared", "Compared", "By horizon.", pair(figures), beside)
 
 
-def _rival(told: Mapping[str, Any]) -> Markup:
+def _rival(report: Mapping[str, Any]) -> Markup:
     """Another forecaster beside, if one was asked for."""
-    if "rival" not in told:
+    if "rival" not in report:
         return Markup("")
-    rival = told["rival"]
+    rival = report["rival"]
     name = clean(rival["name"])
     units = [*((duration(h["horizon_s"]), h) for h in rival["horizons"]), ("all", rival["overall"])]
     rows = [
@@ -356,19 +356,19 @@ def _rival(told: Mapping[str, Any]) -> Markup:
     return section("rival", f"Beside {name}", intro, table(head, rows, (1, 2, 3)))
 
 
-def _losses(told: Mapping[str, Any]) -> Markup:
-    lines = [clean(loss_words(loss), 300) for loss in told["losses"][:MAX_LOSSES]]
-    more = len(told["losses"]) - MAX_LOSSES
+def _losses(report: Mapping[str, Any]) -> Markup:
+    lines = [clean(loss_words(loss), 300) for loss in report["losses"][:MAX_LOSSES]]
+    more = len(report["losses"]) - MAX_LOSSES
     rest = paragraph(f"{more} more are in the JSON." if more > 0 else "", "soft")
     intro = "Where a rival was better." if lines else "No rival was better at any horizon of any series."
     return section("losses", "Where it loses", intro, bullets(lines), rest)
 
 
-def _series(told: Mapping[str, Any]) -> Markup:
-    if len(told["series"]) < 2:
+def _series(report: Mapping[str, Any]) -> Markup:
+    if len(report["series"]) < 2:
         return Markup("")
     parts = []
-    for h in told["horizons"]:
+    for h in report["horizons"]:
         drawn = _score_table([(clean(name), unit) for name, unit in h["series"].items()][:100], "series")
         parts.append(details(f"{duration(h['horizon_s'])} ahead", drawn))
     return section("series", "Series by series", "Each series by itself.", *parts)

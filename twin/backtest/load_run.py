@@ -120,13 +120,13 @@ def compare_rival(
     alone = [j for j in range(panel.n) if j not in pooled]
     horizons = []
     for held, other in zip(ours[1], theirs[1], strict=True):
-        told = {"horizon_steps": held.horizon, "horizon_s": held.horizon * panel.step_s}
+        row = {"horizon_steps": held.horizon, "horizon_s": held.horizon * panel.step_s}
         more = {panel.names[j]: compare_errors(held, other, [j]) for j in alone}
-        horizons.append(told | compare_errors(held, other, pooled) | {"series": more})
+        horizons.append(row | compare_errors(held, other, pooled) | {"series": more})
 
     def whole(columns: Sequence[int]) -> dict[str, Any]:
-        told = overall([to_rival(a, b, columns) for a, b in zip(ours[1], theirs[1], strict=True)])
-        found: dict[str, Any] = dict(told)
+        scores = overall([to_rival(a, b, columns) for a, b in zip(ours[1], theirs[1], strict=True)])
+        found: dict[str, Any] = dict(scores)
         return found | winner(found["ratio"], 1.0, found["low"], found["high"])
 
     return {

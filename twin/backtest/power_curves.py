@@ -61,12 +61,12 @@ def _line(limit_w: F64, seen: F64, train: I64, asked: I64) -> F64:
 
 def run_backtest(folder: Path, moved: Callable[[float, str], None] | None = None) -> dict[str, Any]:
     """Scores of every GPU model in the folder, as plain data. Raises ConfigError. `moved`: how far it is."""
-    told, every = [], read_sweeps(folder)
+    models, every = [], read_sweeps(folder)
     for place, sweeps in enumerate(every):
         if moved is not None:
             moved(place / len(every), sweeps.gpu)
-        told.append(_of_model(sweeps))
-    return {"goal_pu": GOAL_PU, "simulated": False, "trials": TRIALS, "gpus": told}
+        models.append(_of_model(sweeps))
+    return {"goal_pu": GOAL_PU, "simulated": False, "trials": TRIALS, "gpus": models}
 
 
 def _of_model(sweeps: Sweeps) -> dict[str, Any]:

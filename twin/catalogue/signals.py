@@ -118,7 +118,7 @@ class RackSignals(Table):
         disruptive=True,
         states=("not_isolated", "isolated"),
     )
-    # Of a rack of a fleet, which is a hall with a daemon of its own, as that daemon tells
+    # Of a rack of a fleet, which is a hall with a daemon of its own, as that daemon reports
     hall_power_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
     hall_demand_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)
     hall_floor_w = Signal("W", 0, 1e9, quantum=1.0, period_s=100)

@@ -132,7 +132,7 @@ def safe(text: object, limit: int = MAX_NAME) -> str:
 
 
 def short(path: str, limit: int = 20) -> str:
-    """The end of an entity's path, which tells it from its neighbours."""
+    """The end of an entity's path, which distinguishes it from its neighbours."""
     last = clean(path).rsplit("/", 1)[-1]
     return last if len(last) <= limit else "…" + last[1 - limit :]
 

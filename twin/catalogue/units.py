@@ -94,7 +94,7 @@ def unit_of(name: str) -> str | None:
 
 
 def from_dbm(power_dbm: float) -> float:
-    """Watts of a power told in dBm; no light, told as -inf, is none."""
+    """Watts of a power in dBm; no light, given as -inf, is 0."""
     return float(10.0 ** ((min(power_dbm, 300.0) - 30.0) / 10.0))
 
 

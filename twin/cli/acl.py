@@ -82,11 +82,13 @@ def identities(
         Identity("jobs", "whoever announces jobs", ("topic write IT/v1/PUB/Event/jobs/#",)),
         Identity(
             "checkpoints",
-            "whoever speaks for all jobs, which report their checkpoints and hear advice",
+            "whoever speaks for all jobs, which report their checkpoints and receive advice",
             ("topic write IT/v1/PUB/Job/+", f"topic read {own}/Job/+"),
         ),
         Identity(
-            "outlooks", "whoever tells weather, prices and plans", ("topic write IT/v1/PUB/Event/outlooks/#",)
+            "outlooks",
+            "whoever publishes weather, prices and plans",
+            ("topic write IT/v1/PUB/Event/outlooks/#",),
         ),
         Identity("telegraf", "Telegraf, with line protocol", ("topic write telegraf/#",)),
         *(_sparkplug(place) for place in sparkplug),
@@ -118,7 +120,7 @@ def identities(
 
 
 def _sparkplug(place: str) -> Identity:
-    """An edge node, which speaks of itself and its devices and hears what it is asked."""
+    """An edge node, which speaks of itself and its devices and receives its orders."""
     group, slash, node = place.partition("/")
     if not slash or not _LEVEL.fullmatch(group) or not _LEVEL.fullmatch(node):
         raise ConfigError(f"--sparkplug {place!r}: expected GROUP/NODE, each without + # / and spaces")

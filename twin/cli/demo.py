@@ -141,31 +141,31 @@ def _demo(folder: Path, args: argparse.Namespace, out: Console) -> int:
         pod = start_pod(folder, broker, args.story)
         children.append(pod.process)
         print_line(out, "a simulated pod; first its past is simulated, faster than real time")
-        past = pod.hear("past_s")
+        past = pod.answer("past_s")
         print_line(out, f"simulated, with {duration(past['past_s'])} of simulated past, made in "
                         f"{duration(past['took_s'])}")  # fmt: skip
-        programs = Path(pod.hear("programs")["programs"])
+        programs = Path(pod.answer("programs")["programs"])
         # The port of the page is chosen last: another demo may have taken it meanwhile
         config.write_text(CONFIG.format(broker=broker, api=free_port(8077)), encoding="utf-8")
         children.append(start_daemon(config, folder / "daemon.log", programs))
         client = reached(config, children[1], folder / "daemon.log")
         print_line(out, f"the page: {login_link(load_config(config))}  (Ctrl-C ends it)")
-        told = _tell(LiveDemo(story, client, pod, children, folder), args, out)
+        ending = _narrate(LiveDemo(story, client, pod, children, folder), args, out)
     finally:
         for child in reversed(children):
             end_child(child)
-    code = _prove(folder, told.tick, out)
-    print_line(out, ending_words(folder, told))
-    return 1 if told.missing else code
+    code = _prove(folder, ending.tick, out)
+    print_line(out, ending_words(folder, ending))
+    return 1 if ending.missing else code
 
 
 class Pod:
-    """The process of the simulated pod; `hear` waits for its lines."""
+    """The process of the simulated pod; `answer` waits for its lines."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process, self.log = process, log
 
-    def hear(self, key: str) -> dict[str, Any]:
+    def answer(self, key: str) -> dict[str, Any]:
         """Its next line that has this key. Raises ConnectorError where it ended."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
@@ -179,7 +179,7 @@ class Pod:
         assert self.process.stdin is not None
         self.process.stdin.write(b"begin\n")
         self.process.stdin.flush()
-        return int(self.hear("begun_ns")["begun_ns"])
+        return int(self.answer("begun_ns")["begun_ns"])
 
 
 def start_pod(folder: Path, port: int, chapter: str | None) -> Pod:
@@ -209,25 +209,25 @@ class Ending(NamedTuple):
     is_over: bool = False
 
 
-def _tell(telling: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
-    """Tell the story line by line, until it is over, the time is up or Ctrl-C comes."""
+def _narrate(demo: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
+    """Print the story line by line, until it is over, the time is up or Ctrl-C comes."""
     begun, stop = time.monotonic(), {"now": False}
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.signal(number, lambda *_: stop.update(now=True)) for number in ends]
     narrator: Narrator | None = None
-    of, told = len(telling.story.chapters), False
+    of, over = len(demo.story.chapters), False
     try:
-        _settle(telling)
-        narrator = Narrator(telling.story, telling.client, telling.pod.begin())
+        _settle(demo)
+        narrator = Narrator(demo.story, demo.client, demo.pod.begin())
         while not stop["now"] and (args.for_s is None or time.monotonic() - begun < args.for_s):
-            for child, name in zip(telling.children, ("pod", "daemon"), strict=True):
+            for child, name in zip(demo.children, ("pod", "daemon"), strict=True):
                 if child.poll() is not None:
-                    raise ConnectorError(f"the {name} ended with {child.returncode}; see {telling.folder}")
+                    raise ConnectorError(f"the {name} ended with {child.returncode}; see {demo.folder}")
             for line in narrator.poll():
                 print_line(out, line_text(line, of))
-            if narrator.is_over and not told:
-                told = True
-                print_line(out, heard_words(narrator.summary))
+            if narrator.is_over and not over:
+                over = True
+                print_line(out, reporting_words(narrator.summary))
                 narrator.close()
                 if args.for_s is None and not args.stay:
                     break
@@ -239,16 +239,17 @@ def _tell(telling: LiveDemo, args: argparse.Namespace, out: Console) -> Ending:
             signal.signal(number, handler)
     if narrator is None or not narrator.summary:
         return Ending(-1, [])
-    return Ending(narrator.summary["ticks"]["tick"], narrator.missing, told)
+    return Ending(narrator.summary["ticks"]["tick"], narrator.missing, over)
 
 
-def _settle(telling: LiveDemo) -> None:
-    """Wait until the daemon hears all of the pod and nothing of its start is wrong, at most SETTLE_S."""
+def _settle(demo: LiveDemo) -> None:
+    """Wait until the daemon has readings of all of the pod and nothing of its start is wrong, at most
+    SETTLE_S."""
     end = time.monotonic() + SETTLE_S
     while time.monotonic() < end:
-        state = telling.client.get("/summary")
-        heard = all(part["heard"] == part["of"] for part in state["heard"].values())
-        if heard and state["jobs"] and not state["alarm_counts"]["critical"]:
+        state = demo.client.get("/summary")
+        reporting = all(part["heard"] == part["of"] for part in state["heard"].values())
+        if reporting and state["jobs"] and not state["alarm_counts"]["critical"]:
             return
         time.sleep(LOOK_S)
 
@@ -271,10 +272,10 @@ def ending_words(folder: Path, ending: Ending) -> str:
     )
 
 
-def heard_words(summary: dict[str, Any]) -> str:
-    """Sentence on what the daemon hears of the site."""
+def reporting_words(summary: dict[str, Any]) -> str:
+    """Sentence on the readings of the site."""
     parts = [f"{part['heard']} of {counted(table, part['of'])}" for table, part in summary["heard"].items()]
-    return f"heard: {', '.join(parts)}"
+    return f"reporting: {', '.join(parts)}"
 
 
 def _prove(folder: Path, seen: int, out: Console) -> int:

@@ -58,7 +58,7 @@ NAME_FORM = "expected letters, digits and _ . : + - as the name of a site"
 
 @dataclass
 class Surroundings:
-    """Broker, exporters and schedulers of a site, as told or as found. `heard`: topics beyond the trees."""
+    """Broker, exporters and schedulers of a site, stated or found. `other_topics`: beyond the trees."""
 
     broker: str
     exporters: list[FoundExporter] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Surroundings:
     kubernetes: dict[str, Any] | None = None
     profile: str | None = None
     messages: int = 0
-    heard: list[str] = field(default_factory=list)
+    other_topics: list[str] = field(default_factory=list)
     guesses: list[str] = field(default_factory=list)
 
 
@@ -80,7 +80,7 @@ def run_init(args: argparse.Namespace, out: Console, err: Console) -> int:
     ask = _asker(out) if sys.stdin.isatty() and not args.yes else None
     found = _look(args, ask, out)
     with tempfile.TemporaryDirectory(prefix="racktwin-init-") as scratch:
-        messages = _heard(args, found, Path(scratch) / "heard.jsonl", out, err)
+        messages = _listen(args, found, Path(scratch) / "heard.jsonl", out, err)
         draft = _draft(args.name, messages, found, ask)
         files = _texts(draft, found, args)
         for name, text in files.items():
@@ -179,7 +179,7 @@ def _listens(address: str) -> bool:
     return False
 
 
-def _heard(
+def _listen(
     args: argparse.Namespace, found: Surroundings, path: Path, out: Console, err: Console
 ) -> list[Message]:
     """All that the broker has to say within the time. Raises ConnectorError if it cannot be reached."""
@@ -197,7 +197,7 @@ def _heard(
         files.close()
     messages = [row for row in read_capture(path) if not isinstance(row, BadRow)]
     found.messages = len(messages)
-    found.heard = [t for t in OTHER_TREES if any(m.topic.startswith(t[:-1]) for m in messages)]
+    found.other_topics = [t for t in OTHER_TREES if any(m.topic.startswith(t[:-1]) for m in messages)]
     trees = ", ".join(f"{count} on {kind}" for kind, count in sorted(_trees(messages).items()))
     found.guesses.append(f"{found.broker} sent {trees or 'nothing on the trees that racktwin knows'}")
     return messages
@@ -235,7 +235,7 @@ def _draft(name: str | None, messages: list[Message], found: Surroundings, ask: 
             answer = ask(f"Type of the racks ({', '.join(known)})?", profile or NONE)
         profile, suggested = (None if answer == NONE else answer), None
     elif suggested and not found.profile:
-        draft.guesses.append(f"the racks are {suggested[0]}, as an exporter tells of GPUs {suggested[1]}")
+        draft.guesses.append(f"the racks are {suggested[0]}, as an exporter reports GPUs {suggested[1]}")
     place_hosts(draft, hosts, profile)
     if profile is None:
         draft.guesses.append(
@@ -368,8 +368,8 @@ def _broker(found: Surroundings, args: argparse.Namespace) -> Any:
         tree["password_file"] = str(args.password_file.resolve())
     if tls := {key: str(path.resolve()) for key, path in files.items() if path is not None}:
         tree["tls"] = tls
-    if found.heard:
-        tree["topics"] = found.heard
+    if found.other_topics:
+        tree["topics"] = found.other_topics
     return tree
 
 

@@ -83,10 +83,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         err.print("interrupted")
         return 130
     except Exception as error:
-        return _told(error, args.command, err)
+        return _reported(error, args.command, err)
 
 
-def _told(error: Exception, command: str, err: Console) -> int:
+def _reported(error: Exception, command: str, err: Console) -> int:
     """Print the error and return the exit code. An unexpected error is raised again."""
     from twin.report import print_error
 

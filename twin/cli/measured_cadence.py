@@ -23,7 +23,7 @@ TICK_S = 1.0
 def measured_cadence(messages: Iterable[Message], tree: dict[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Return (`periods_s` for the site file, notes on all that was measured) of messages in order of time."""
     site = build_site(spec_of(tree, None, "the drafted site"), "the drafted site")
-    state = _heard(messages, Router(site), State(site.sizes), Inbox(site.sizes, TICK_S))
+    state = _state_after(messages, Router(site), State(site.sizes), Inbox(site.sizes, TICK_S))
     periods_s: dict[str, float] = {}
     kinds: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for table, column in state.tables.items():
@@ -43,7 +43,7 @@ def measured_cadence(messages: Iterable[Message], tree: dict[str, Any]) -> tuple
     return periods_s, notes
 
 
-def _heard(messages: Iterable[Message], router: Router, state: State, inbox: Inbox) -> State:
+def _state_after(messages: Iterable[Message], router: Router, state: State, inbox: Inbox) -> State:
     """The state after all of these messages, in ticks of a second."""
     number, due_ns = 0, 0
     for message in messages:

@@ -26,6 +26,7 @@ from twin.federation import (
     TrustedKey,
     chosen_spans,
     epsilon_of,
+    file_bytes,
     merge_files,
     noise_variance,
     prior_of,
@@ -33,7 +34,6 @@ from twin.federation import (
     read_file,
     sign_file,
     verified,
-    written,
 )
 from twin.report import print_line
 from twin.run import atomic_write
@@ -69,7 +69,7 @@ def run_export(args: argparse.Namespace, out: Console, err: Console) -> int:
     made = StatisticsFile(
         site=site, since_day=days[0], until_day=days[1], epsilon=args.epsilon, groups=groups
     )
-    data = written(sign_file(made, signer))
+    data = file_bytes(sign_file(made, signer))
     _write(args.out, data)
     tree = _tree(read_file(args.out)) | {
         "file": str(args.out), "bytes": len(data), "ledger": str(where), "budget_left": float(left),
@@ -118,13 +118,13 @@ def _of_run(args: argparse.Namespace) -> tuple[str, Any, int]:
     levels = recorded_authority(folder / OPEN) if journal_exists(folder / OPEN) else {}
     engine = latest_engine(folder, lambda spec: make_engine(build_site(spec), levels))
     view = engine.view()
-    told = view.failures()
+    history = view.failures()
     # The mark `shared` depends on other nodes: without it, the noise of its own node hides each failure
-    log = replace(told, shared=np.zeros(len(told.node), np.bool_))
+    log = replace(history, shared=np.zeros(len(history.node), np.bool_))
     past = failure_history(log, engine.site.sizes["node"], engine.state.now_ns)
     if past.now_d < 1.0:
         raise ConfigError(f"{folder}: covers only {duration(past.now_d * DAY_S)}; expected at least one day")
-    return args.site or engine.site.file.site, past.own, told.begin_ns // DAY_NS + 1
+    return args.site or engine.site.file.site, past.own, history.begin_ns // DAY_NS + 1
 
 
 def run_merge(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -141,7 +141,7 @@ def run_merge(args: argparse.Namespace, out: Console, err: Console) -> int:
     chosen, notes = chosen_spans(files)
     for note in notes:
         print_line(err, clean(note, 400), "dim")
-    data = written(sign_file(merge_files(chosen), signer))
+    data = file_bytes(sign_file(merge_files(chosen), signer))
     _write(args.out, data)
     tree = _tree(read_file(args.out)) | {"file": str(args.out), "bytes": len(data), "notes": notes}
     present(args, tree, lambda *_: _say(tree, out), out)
@@ -186,7 +186,7 @@ def _say(tree: dict[str, Any], out: Console) -> None:
         noise = ", ".join(f"{name} {number(deviation)}" for name, deviation in tree["noise"].items())
         lines.append(f"noise of each count, standard deviation: {noise}")
     if (prior := tree["expects"]) is None:
-        lines.append("through its noise it tells nothing by itself: merge it with others")
+        lines.append("through its noise it says nothing by itself: merge it with others")
     else:
         lines += [
             f"expects {number(1000 * prior['rate_per_d'])} failures per 1000 node-days, counted as "
@@ -233,12 +233,12 @@ def _tree(file: StatisticsFile | PriorFile) -> dict[str, Any]:
 def _trusted(args: argparse.Namespace) -> list[TrustedKey]:
     """The keys that signatures are accepted of. A text with = is SITE=FILE, unless a file has that name."""
     out = []
-    for told in args.key or ():
-        site, equals, path = str(told).partition("=")
-        if not equals or Path(told).exists():
-            site, path = "", str(told)
+    for entry in args.key or ():
+        site, equals, path = str(entry).partition("=")
+        if not equals or Path(entry).exists():
+            site, path = "", str(entry)
         elif not site or not path:
-            raise ConfigError(f"--key {told}: expected FILE, or SITE=FILE with the name of the site")
+            raise ConfigError(f"--key {entry}: expected FILE, or SITE=FILE with the name of the site")
         out.append(TrustedKey(HeadVerifier.of_pem(_text(Path(path), "--key"), f"--key {path}"), site))
     return out
 

@@ -1,6 +1,6 @@
 """The command `simulation publish`: a simulated site in real time on a broker, for trying the daemon on.
 
-It runs in one terminal and `racktwin daemon run` in another: what the daemon hears and commands takes the
+It runs in one terminal and `racktwin daemon run` in another: what the daemon receives and commands takes the
 same way as on a real site.
 """
 

@@ -45,7 +45,7 @@ from twin.telemetry import Frame
 
 MIN_TICK_S, MAX_TICK_S = 0.1, 3600.0
 SHOWN_REASONS = 8  # of what was not used
-LOOKED_AT = 20_000  # messages of a capture, to tell whether they are about the site
+LOOKED_AT = 20_000  # messages of a capture, to find whether they are about the site
 
 
 class Bar:

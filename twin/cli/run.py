@@ -80,12 +80,12 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
     is_json = getattr(args, "format", "table") == "json"
     try:
         loaded = load_config(find_config(args.config))
-        told = _check(loaded)
+        report = _check(loaded)
         if not is_json:
-            _show(told, out)
+            _show(report, out)
         if getattr(args, "online", False):
-            told["online"] = asked = _ask_online(loaded, args.listen_s)
-            told["ok"] = all(answer["ok"] for answer in asked["endpoints"])
+            report["online"] = asked = _ask_online(loaded, args.listen_s)
+            report["ok"] = all(answer["ok"] for answer in asked["endpoints"])
             if not is_json:
                 _show_online(asked, out)
     except ConfigError as error:
@@ -93,8 +93,8 @@ def run_check(args: argparse.Namespace, out: Console, err: Console) -> int:
             write_json({"ok": False, "faults": list(error.problems)}, out)
         return _refused(error, err)
     if is_json:
-        write_json(told, out)
-    return 0 if told["ok"] else 1
+        write_json(report, out)
+    return 0 if report["ok"] else 1
 
 
 def _refused(error: ConfigError, err: Console) -> int:
@@ -160,16 +160,16 @@ def _check(loaded: Loaded) -> dict[str, Any]:
             "authority": dict(configured)}  # fmt: skip
 
 
-def _show(told: dict[str, Any], out: Console) -> None:
-    sizes = ", ".join(counted(t, n) for t, n in told["sizes"].items())
-    levels = ", ".join(f"{policy} {level}" for policy, level in told["authority"].items())
-    notes = (f"note: {note}" for note in told["notes"])
-    for line in (f"{told['file']}: ok ({sizes})", *notes, f"authority: {levels}"):
+def _show(report: dict[str, Any], out: Console) -> None:
+    sizes = ", ".join(counted(t, n) for t, n in report["sizes"].items())
+    levels = ", ".join(f"{policy} {level}" for policy, level in report["authority"].items())
+    notes = (f"note: {note}" for note in report["notes"])
+    for line in (f"{report['file']}: ok ({sizes})", *notes, f"authority: {levels}"):
         out.print(line, markup=False, soft_wrap=True)
 
 
 def _ask_online(loaded: Loaded, listen_s: float) -> dict[str, Any]:
-    """Ask each endpoint: what it answered, and the sources that were heard meanwhile."""
+    """Ask each endpoint: what it answered, and the sources that reported meanwhile."""
     from twin.daemon import OnlineCheck, load_checked
     from twin.wiring import without_uncheckable
 
@@ -181,11 +181,11 @@ def _ask_online(loaded: Loaded, listen_s: float) -> dict[str, Any]:
     finally:
         logging.disable(logging.NOTSET)
     now_ns = time.time_ns()
-    heard = [a for a in check.ledger.listing(now_ns) if a.messages or a.lines]
+    accounts = [a for a in check.ledger.listing(now_ns) if a.messages or a.lines]
     return {
         "endpoints": [{"name": a.name, "ok": a.is_ok, "text": a.text} for a in answers],
-        "sources": check.ledger.rows(heard[:SHOWN_SOURCES], now_ns),
-        "total": len(heard),
+        "sources": check.ledger.rows(accounts[:SHOWN_SOURCES], now_ns),
+        "total": len(accounts),
     }
 
 

@@ -30,7 +30,7 @@ from twin.site import Site
 from twin.telemetry import Frame
 
 ORDINARY = Scenario.ordinary()  # without a scenario file
-MAX_TOLD = 1000  # faults that are remembered
+MAX_FAULTS = 1000  # faults that are remembered
 
 
 def load_scenario(path: Path | None, site: Site, seed: int | None = None) -> Scenario:
@@ -70,7 +70,7 @@ class Looker:
         self.plant.job_names = {slot: name for name, slot in engine.jobs.slot_of.items()}
         for finding in decision.findings:
             fresh = finding.id.startswith("fault/") and finding.id not in self.first_s
-            if fresh and len(self.first_s) < MAX_TOLD:
+            if fresh and len(self.first_s) < MAX_FAULTS:
                 self.first_s[finding.id] = (self.seconds, finding.title)
 
 
@@ -108,12 +108,12 @@ def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     def show(result: dict[str, Any], out: Console) -> None:
         render_terminal(collector, result, out)
-        _tell(out, result)
+        _print(out, result)
 
     present(args, result, show, out)
     if interrupted:
         err.print(f"interrupted after {duration(looker.seconds)} of {duration(seconds)}")
-    if args.report is not None:  # last: what was simulated is told even if this fails
+    if args.report is not None:  # last: what was simulated is reported even if this fails
         write_report(collector, result, args.report / PAGE)
         print_line(err, f"report: {args.report / PAGE}")
     return 130 if interrupted else 0
@@ -143,7 +143,7 @@ def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
     return simulation, seconds, uncooled(site) + scenario.remarks(seconds)
 
 
-def _tell(out: Console, result: dict[str, Any]) -> None:
+def _print(out: Console, result: dict[str, Any]) -> None:
     speed = result["simulated_s"] / max(result["wall_s"], 1e-3)
     out.print(f"simulated: {duration(result['simulated_s'])}, {number(speed)} times real time", markup=False)
     out.print("simulated plant:")

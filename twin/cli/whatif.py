@@ -43,9 +43,9 @@ from twin.simulation import (
     engine_of,
     figure_text,
     newest_snapshot,
+    print_whatif,
     run_cases,
     summary_of,
-    tell,
     when,
     write_page,
 )
@@ -54,7 +54,7 @@ from twin.site import Site, SiteSpec, build_site, with_racks
 MAX_HORIZON_S = 366 * 86_400.0
 MAX_JOBS = 256
 FEW_STEPS = 200  # of all courses: they end sooner than other processes begin
-MORE_RACKS = "more racks change all flows: what the diagnosis then tells of plates has little weight"
+MORE_RACKS = "more racks change all flows: what the diagnosis then says about plates has little weight"
 
 
 def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
@@ -65,7 +65,7 @@ def run_whatif(args: argparse.Namespace, out: Console, err: Console) -> int:
     question, site, tree, warnings = _question(args)
     engine = engine_of(question, site)
     cases = [
-        Case(i, varied, scenario, _grown(question, site, scenario, args.site))
+        Case(i, varied, scenario, _larger_site(question, site, scenario, args.site))
         for i, (varied, scenario) in enumerate(cases_of(_seeded(tree, args.seeds), site, str(args.scenario)))
     ]
     given = authority_levels(args.authority, [p.name for p in engine.policies])
@@ -124,7 +124,7 @@ def _question(args: argparse.Namespace) -> tuple[Question, Site, dict[str, Any],
     return question, site, tree, warnings
 
 
-def _grown(question: Question, site: Site, scenario: Scenario, path: Path) -> SiteSpec | None:
+def _larger_site(question: Question, site: Site, scenario: Scenario, path: Path) -> SiteSpec | None:
     """The site with the more racks of a scenario; None without. Raises ConfigError where they do not go."""
     more = scenario.more_racks
     if more is None:
@@ -213,18 +213,18 @@ def _say(result: dict[str, Any], out: Console) -> None:
             print_line(out, line, "dim")
     if result["held_workload"]:
         print_line(out, "every GPU keeps what it was doing", "dim")
-    tell(result, out)
+    print_whatif(result, out)
     first = result["cases"][0]
     for arm in ("policies", "nothing"):
         for fault in first.get(arm, {}).get("faults", [])[:12]:
             delay = "" if fault["delay_s"] is None else f", {figure_text(fault['delay_s'])} s after it began"
-            after = f"told after {figure_text(fault['told_s'])} s{delay}"
+            after = f"reported after {figure_text(fault['told_s'])} s{delay}"
             print_line(out, f"{arm}: {fault['kind']} of {fault['entity']} {after}")
     for row in first.get("policies", {}).get("limits", [])[:5]:
         print_line(out, f"limit: {row['text']}")
     if result["not_carried"]:
         text = clean(", ".join(result["not_carried"]), 1000)
-        print_line(out, f"told at the beginning, not carried on: {text}")
+        print_line(out, f"reported at the beginning, not carried on: {text}")
 
 
 def _name(result: Result) -> str:

@@ -57,7 +57,7 @@ class Dcmi(_Strict, frozen=True):
     With `command`, limits are set: `correction_ms` is how soon a BMC must keep one, `exception` what it does
     if it cannot (nothing, or an entry in its log; it is never asked to switch the node off). With `power`
     systems are stopped and nodes switched off by `chassis power`. `cipher`: of lanplus, where the BMC does
-    not tell which it takes.
+    not report which it takes.
     """
 
     bmcs: dict[str, str]  # hosts and their nodes: {"bmc[19-36].mgmt": "lab/hall1/r2/node[0-17]"}
@@ -67,7 +67,7 @@ class Dcmi(_Strict, frozen=True):
     power: bool = False  # whether systems are stopped and nodes switched off: node.power_state
     correction_ms: int = 1000  # how soon a BMC must keep a limit
     exception: Literal["none", "log"] = "log"  # what it does if it cannot: never a power-off
-    cipher: int | None = None  # of lanplus, where the BMC does not tell
+    cipher: int | None = None  # of lanplus, where the BMC does not report it
     program: str = "ipmitool"  # where ipmitool is
     period_s: float = 60.0  # between two reads of a BMC
     timeout_s: float = 10.0  # of one read

@@ -12,8 +12,9 @@ from twin.config.section import Problems, Strict
 
 
 class FleetLink(Strict, msgspec.Struct, frozen=True):
-    """A fleet over its NATS servers. With `hall` this daemon is that hall of it: it tells the hub its state,
-    and what it is granted applies to `feeder`, an external feeder of its site file. Without, it is the hub.
+    """A fleet over its NATS servers. With `hall` this daemon is that hall of it: it reports its state to the
+    hub, and what it is granted applies to `feeder`, an external feeder of its site file. Without, it is the
+    hub.
     """
 
     # of NATS; in a hall its leaf node

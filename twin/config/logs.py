@@ -61,7 +61,8 @@ MIN_SECRET, MAX_SECRETS = 6, 256
 
 
 def conceal(secret: str | None) -> None:
-    """Never let this text reach a log. Secrets too short to be told from words are left to the patterns."""
+    """Never let this text reach a log. Secrets too short to be distinguished from words are left to the
+    patterns."""
     if secret is not None and len(secret) >= MIN_SECRET:
         _hidden[secret] = None
         while len(_hidden) > MAX_SECRETS:

@@ -13,7 +13,7 @@ from twin.config.section import Problems, Strict
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 MAX_SERVICES = 20
-TELLS = {
+QUANTITIES_OF = {
     "entsoe": ("site.grid_price_usd_per_kwh",),
     "electricity_maps": ("site.grid_carbon_g_per_kwh",),
     "watttime": ("site.grid_carbon_g_per_kwh",),
@@ -63,11 +63,11 @@ class OutlookService(Strict, msgspec.Struct, frozen=True):
 
 
 def outlook_problems(services: Sequence[OutlookService], files: Sequence[str]) -> list[str]:
-    """Errors of this section beyond its types. `files`: quantities that files tell already."""
+    """Errors of this section beyond its types. `files`: quantities that files provide already."""
     out = Problems()
     if len(services) > MAX_SERVICES:
         out.append(f"$.outlooks: expected at most {MAX_SERVICES} services, got {len(services)}")
-    told = dict.fromkeys(files, "power.outlooks_files")
+    stated = dict.fromkeys(files, "power.outlooks_files")
     for i, part in enumerate(services):
         where = f"outlooks[{i}]"
         out.within(f"{where}.period_s", part.period_s, 60, 86_400)
@@ -79,10 +79,10 @@ def outlook_problems(services: Sequence[OutlookService], files: Sequence[str]) -
             host = urlsplit(part.url).hostname if len(out) == 0 else None
             if part.url.startswith("http:") and host is not None and host not in LOOPBACK:
                 out.append(f"$.{where}.url: expected https://: a key would go over the network in the clear")
-        for quantity in TELLS[part.service]:
-            other = told.setdefault(quantity, where)
+        for quantity in QUANTITIES_OF[part.service]:
+            other = stated.setdefault(quantity, where)
             if other != where:
-                out.append(f"$.{where}: {quantity} is told by $.{other} too; expected one of the two")
+                out.append(f"$.{where}: {quantity} comes from $.{other} too; expected one of the two")
     return out[:20]
 
 

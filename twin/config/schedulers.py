@@ -16,7 +16,7 @@ OBJECT_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)  # o
 class Slurm(Strict, msgspec.Struct, frozen=True):
     """Jobs and service levels, read from Slurm by its own commands (`squeue`, `sinfo`, text form).
 
-    `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` tells by partition
+    `node_names` maps Slurm's names (host lists too) to entities where they differ; `kinds` maps by partition
     what jobs are: one of no named partition is unknown, and protected. With `command`, service levels and
     placement are carried out by `scontrol`; with `requeue`, jobs are requeued where nothing shall run any
     more.
@@ -36,7 +36,7 @@ class Slurm(Strict, msgspec.Struct, frozen=True):
 class Kubernetes(Strict, msgspec.Struct, frozen=True):
     """Jobs and service levels of a Kubernetes cluster. Without `kubeconfig`: the pod's own service account.
 
-    `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` tells by namespace
+    `node_names` maps its nodes (host lists too) to entities where they differ; `kinds` maps by namespace
     what jobs are (or the pod label racktwin.io/kind); `job_labels` are looked at before the usual ones.
     With `command`, service levels and placement are carried out: cordon, taints, eviction; with `autoscaler`,
     standby too, by the annotation that keeps a node from the cluster autoscaler; with `wake_template`, nodes
@@ -52,7 +52,7 @@ class Kubernetes(Strict, msgspec.Struct, frozen=True):
     gpu_resources: list[str] = []  # beside the usual ones
     kinds: dict[str, JobKind] = {}  # by namespace: {research: training}; others are unknown, and protected
     command: bool = False  # whether nodes are cordoned, emptied and placed; with Slurm's off
-    autoscaler: bool = False  # whether the cluster autoscaler runs there, and is told which nodes to keep
+    autoscaler: bool = False  # whether the cluster autoscaler runs there, and is informed which nodes to keep
     wake_template: str | None = None  # NAMESPACE/NAME of a PodTemplate whose pods each fill a node
     evict_bare_pods: bool = False  # pods that no controller makes anew are lost when evicted
 
@@ -124,8 +124,8 @@ def scheduler_notes(slurm: Slurm | None, kubernetes: Kubernetes | None, burn_in:
         )
     for name in commanded:
         out.append(
-            f"{name} cannot enforce `safe`: a node stays as it was last told when its lease or the daemon "
-            "ends; only the daemon or people return it"
+            f"{name} cannot enforce `safe`: a node stays as it was last commanded when its lease or the "
+            "daemon ends; only the daemon or people return it"
         )
     if slurm is not None and slurm.command and not slurm.requeue:
         out.append("jobs.slurm.requeue is off: at `drained` and `replace` jobs run to their end")

@@ -141,8 +141,8 @@ def _scrape_problems(scrapes: Sequence[Scrape]) -> list[str]:
 class Jobs(_Strict, frozen=True):
     """Sources of jobs. `mqtt`: job events on the IT tree. With none, jobs are unknown.
 
-    `mqtt` and `folder` are also how jobs report their checkpoints and hear advice; HTTP always is. The folder
-    is shared with the jobs, and looked at every `look_s`.
+    `mqtt` and `folder` are also how jobs report their checkpoints and receive advice; HTTP always is. The
+    folder is shared with the jobs, and looked at every `look_s`.
     """
 
     mqtt: bool = True  # job events on the IT tree; reports of checkpoints, and advice
@@ -251,7 +251,7 @@ class Quotas(_Strict, frozen=True):
 
 
 class Config(_Strict, frozen=True):
-    """Everything that `racktwin daemon run` is told. Relative paths are relative to the file's folder."""
+    """The configuration of `racktwin daemon run`. Relative paths are relative to the file's folder."""
 
     site: str  # the site file
     broker: Broker | Literal["embedded"]  # `embedded` is one on loopback without identities, to try it out

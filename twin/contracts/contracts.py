@@ -159,7 +159,8 @@ class View(Protocol):
         ...
 
     def worst(self, key: str) -> F32:
-        """The believed value as bad as it may be by now, given its age; NaN where nothing was ever heard."""
+        """The believed value as bad as it may be by now, given its age; NaN where nothing was ever
+        reported."""
         ...
 
     def quality(self, key: str) -> U8:
@@ -178,7 +179,7 @@ class View(Protocol):
         ...
 
     def total(self, key: str) -> I64:
-        """Growth of a counter since it was first heard."""
+        """Growth of a counter since it first reported."""
         ...
 
     def envelope(self, control: str) -> Envelope:
@@ -317,7 +318,7 @@ class Model(Protocol):
 
     What `fit` is given is the declared history of the model's `signals`, or what its `training()` returns, if
     it has one: arrays by name. The worker makes the model anew as `cls(**settings())`, if it has one, else
-    from its `signals` and `horizons_s`. A `next_fit_s()` tells the time between fits in place of
+    from its `signals` and `horizons_s`. A `next_fit_s()` gives the time between fits in place of
     `fit_every_s`, where that is not 0. An optional `forget(table, entity)` is called when a device is
     replaced.
     """

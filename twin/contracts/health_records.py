@@ -40,7 +40,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class NodeFeatures:
-    """Numbers that may tell of a failure [n_node, n_feature]; NaN = unknown. To be read only."""
+    """Numbers that may predict a failure [n_node, n_feature]; NaN = unknown. To be read only."""
 
     names: tuple[str, ...]
     values: F32
@@ -51,8 +51,8 @@ class FailureLog:
     """Nodes that became unusable, oldest first [k]; bounded. To be read only.
 
     `end_ns` is 0 while one lasts. `kind` is a place in `classes`. `shared`: the failure had a cause in common
-    with others (a feed, a loop, a job), and tells nothing of the node itself. Nobody watched in the gaps that
-    began and ended at `unwatched_ns` [g, 2]: that nothing was seen to fail then tells nothing.
+    with others (a feed, a loop, a job), and says nothing about the node itself. Nobody watched in the gaps
+    that began and ended at `unwatched_ns` [g, 2]: that nothing was seen to fail then says nothing.
     """
 
     node: I32

@@ -13,7 +13,7 @@ from twin.catalogue import NS
 from twin.contracts.contracts import Finding
 
 # After the end of a finding: so long the same is the same incident. What is critical may have got out of
-# hand again, so that people hear of it sooner; source: estimate
+# hand again, so that people are notified sooner; source: estimate
 SAME_S, SAME_CRITICAL_S = 3600.0, 600.0
 GRAVITY = {"info": 0, "warning": 1, "critical": 2}
 

@@ -398,7 +398,7 @@ class ResumedRecord(JournalRecord, frozen=True, kw_only=True, tag="resumed"):
 
 
 class StoryRecord(JournalRecord, frozen=True, kw_only=True, tag="story"):
-    """A chapter of a simulated story, as its narrator tells it: what happens, and what answered it."""
+    """A chapter of a simulated story, as its narrator reports it: what happens, and what answered it."""
 
     author: str
     chapter: int
@@ -418,7 +418,7 @@ class LeaderRecord(JournalRecord, frozen=True, kw_only=True, tag="leader"):
 
 
 class HallHead(msgspec.Struct, frozen=True):
-    """The journal head of a hall, as its summary told it last."""
+    """The journal head of a hall, as its summary reported it last."""
 
     run: str
     lines: int

@@ -39,7 +39,7 @@ class Window:
 
     event: ev.MaintenanceBegun
     inside: dict[str, I32]  # table -> entities, ascending
-    told: bool = False  # that a protective move was kept back because of it
+    is_noted: bool = False  # that a protective move was kept back because of it
 
 
 class Windows:
@@ -166,11 +166,11 @@ class Windows:
         records: list[JournalRecord] = []
         for name, window in self.windows.items():
             index = window.inside.get(table)
-            if window.told or index is None:
+            if window.is_noted or index is None:
                 continue
             count = int(np.count_nonzero(protective[index]))
             if count:
-                window.told = True
+                window.is_noted = True
                 why = "a protective move is not sent where people work"
                 records.append(KeptBackRecord(window=name, control=key, count=count, why=why))
         return records
@@ -195,11 +195,11 @@ class Windows:
             return slew_per_s
         # Only for those who came out of a window, and if one has not spoken since: this runs in each tick.
         row, index = signal.row, np.flatnonzero(ended_ns)
-        heard_ns = table.last_good_ns(signal, index)
-        if (heard_ns >= ended_ns[index]).all():
+        received_ns = table.last_good_ns(signal, index)
+        if (received_ns >= ended_ns[index]).all():
             return slew_per_s
         free_s = table.limits(row).drift_s[index]
-        age_s = table.silence_s((now_ns - heard_ns) / NS, now_ns)
+        age_s = table.silence_s((now_ns - received_ns) / NS, now_ns)
         late_s = np.maximum(age_s - free_s, 0.0)
         since_s = np.maximum(np.minimum(age_s, (now_ns - ended_ns[index]) / NS) - free_s, 0.0)
         out = np.full(table.n, table.slew_per_s[row]) if slew_per_s is None else slew_per_s.copy()
@@ -217,7 +217,7 @@ class Windows:
             if len(index) == 0:
                 records.append(MaintenanceDroppedRecord(id=key, why="the site has none of it"))
                 continue
-            out.windows[key] = Window(window.event, below(site, window.event.table, index), window.told)
+            out.windows[key] = Window(window.event, below(site, window.event.table, index), window.is_noted)
         for table, at in self.ended_ns.items():
             kept = np.flatnonzero(old_of_new[table] >= 0)
             moved = np.zeros(site.sizes[table], np.int64)
@@ -234,7 +234,7 @@ class Windows:
 
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
-        windows = [[msgspec.to_builtins(w.event), w.told] for w in self.windows.values()]
+        windows = [[msgspec.to_builtins(w.event), w.is_noted] for w in self.windows.values()]
         return {"windows": windows, "ended_ns": self.ended_ns, "standby": self.standby.dump()}
 
     def restore(self, data: dict[str, Any]) -> None:

@@ -17,8 +17,8 @@ from twin.telemetry import GOOD, watched_ns
 
 # From which on the number of lost machines of a loop is unknown: 36 of its periods. source: estimate
 MACHINES_S = 3600.0
-# In which it is heard again once the daemon was away: three of its periods. source: estimate
-HEARD_AGAIN_S = 300.0
+# In which it reports again once the daemon was away: three of its periods. source: estimate
+RETURN_S = 300.0
 
 
 def good(view: View, key: str) -> F64:
@@ -28,23 +28,23 @@ def good(view: View, key: str) -> F64:
 
 def machines_unknown(view: View) -> Bool:
     """Loops with stated machines of which nobody reported for `MACHINES_S` how many are lost [n_loop]."""
-    unheard: Bool = view.age_s("loop.machine_out_count") > MACHINES_S
-    return unheard & np.isfinite(view.site.machines_of_loop)
+    silent: Bool = view.age_s("loop.machine_out_count") > MACHINES_S
+    return silent & np.isfinite(view.site.machines_of_loop)
 
 
 def machines_awaited(view: View) -> Bool:
     """Loops whose lost machines are unknown only since the daemon was away [n_loop].
 
-    This stays so for `HEARD_AGAIN_S` after its return, and not where nobody had reported them before.
+    This stays so for `RETURN_S` after its return, and not where nobody had reported them before.
     """
     unknown = machines_unknown(view)
     if not unknown.any():
         return unknown
     gaps, age_s = view.failures().unwatched_ns, view.age_s("loop.machine_out_count")
-    if not len(gaps) or view.now_ns - int(gaps[-1, 1]) > round(HEARD_AGAIN_S * NS):
+    if not len(gaps) or view.now_ns - int(gaps[-1, 1]) > round(RETURN_S * NS):
         return np.zeros(len(age_s), np.bool_)
-    heard_ns = view.now_ns - np.round(np.where(np.isfinite(age_s), age_s, 0.0) * NS).astype(np.int64)
-    watched_age_s = (watched_ns(view.now_ns, gaps) - watched_ns(heard_ns, gaps)) / NS
+    received_ns = view.now_ns - np.round(np.where(np.isfinite(age_s), age_s, 0.0) * NS).astype(np.int64)
+    watched_age_s = (watched_ns(view.now_ns, gaps) - watched_ns(received_ns, gaps)) / NS
     awaited: Bool = unknown & np.isfinite(age_s) & (watched_age_s <= MACHINES_S)
     return awaited
 

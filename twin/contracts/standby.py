@@ -1,8 +1,9 @@
 """Standby: the nodes that are off on purpose, as their scheduler put them to sleep or wakes them.
 
-What a scheduler last told of a node counts, however long ago, unless the node's GPUs report again. Told that
-it does not know, nothing counts; nor does sleep of WAKE_S or more while GPUs report. A node that is
-woken and not ready within WAKE_S is off on purpose no longer: from then on it is judged like any other.
+What a scheduler last reported of a node counts, however long ago, unless the node's GPUs report again. Once
+it reports that it does not know, nothing counts; nor does sleep of WAKE_S or more while GPUs report. A node
+that is woken and not ready within WAKE_S is off on purpose no longer: from then on it is judged like any
+other.
 """
 
 from __future__ import annotations

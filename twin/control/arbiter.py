@@ -174,7 +174,7 @@ class Arbiter:
         stands = np.where(running, leased, np.where(np.isnan(read), envelope.safe[at], read))
         protective = self._protective(control, value, stands)
         if self.mode_of(control.key) == "held":
-            # A device that nobody has heard may stand at its least protective end: then the move may be one.
+            # A device without any reading may stand at its least protective end: then the move may be one.
             unknown = ~running & ~known[at]
             worst = high if control.protective == "low" else low
             protective |= unknown & self._protective(control, value, worst)
@@ -286,8 +286,8 @@ class Arbiter:
 
         Only in normal mode; a lease that dies with the daemon lapses instead, and is given back when the
         daemon is there again. Where nothing was found, and for controls that keep their value, the lease is
-        left to lapse. A more protective value that somebody else has set stands; while it cannot be told from
-        our own command on its way, the lease is renewed.
+        left to lapse. A more protective value that somebody else has set stands; while it cannot be
+        distinguished from our own command on its way, the lease is renewed.
         """
         lease, envelope = self.leases[key], self.site.envelopes[key]
         if self.mode_of(key) != "normal" or lease.control.on_expiry == "keep":
@@ -421,16 +421,16 @@ class Arbiter:
             del self.settling[key]
         return over
 
-    def read_since_takeover(self, key: str, heard_ns: I64, now_ns: int) -> Bool:
-        """Mask of the devices whose read-back [n] may be adopted: heard since the takeover.
+    def read_since_takeover(self, key: str, received_ns: I64, now_ns: int) -> Bool:
+        """Mask of the devices whose read-back [n] may be adopted: read since the takeover.
 
         A cap that the leader before had just lowered would else be raised again to what it was. After
         `OUTDATED_S` an older one counts too, lest the leases in force lapse meanwhile.
         """
         begun_ns = self.settling[key] - round(self.leases[key].control.lease_s * NS)
         if now_ns - begun_ns >= round(OUTDATED_S * NS):
-            return np.ones(len(heard_ns), np.bool_)
-        return np.asarray(heard_ns >= begun_ns, np.bool_)
+            return np.ones(len(received_ns), np.bool_)
+        return np.asarray(received_ns >= begun_ns, np.bool_)
 
     def adopt(self, key: str, readback: F64, known: Bool, generation: I32, now_ns: int) -> list[CommandBatch]:
         """While a control settles: leases on what its devices read back, where it is not simply free.

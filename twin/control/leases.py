@@ -112,20 +112,20 @@ class Leases(EntityState):
         self.expires_ns[index] = now_ns + round(self.control.lease_s * NS)
 
     def give_back(self, index: I32, now_ns: int) -> None:
-        """The device was told for the last time, what was found: nothing is commanded any more."""
+        """The device received its last command, the value found before: nothing is commanded any more."""
         self.given[index], self.given_ns[index], self.strays_ns[index] = self.value[index], now_ns, 0
         self.end(index)
 
-    def kept(self, readback: F64, heard_ns: I64, lapse_value: F64, tolerance: float, now_ns: int) -> None:
+    def kept(self, readback: F64, received_ns: I64, lapse_value: F64, tolerance: float, now_ns: int) -> None:
         """Look after what was given back once a lease would have run out [all arrays n].
 
         Where the device then is as a lapse leaves it, the last command did not reach it: what was found is
         still owed, as after any lapse; after `MAX_ATTEMPTS` more it stays as its lapse leaves it. What is
-        neither for as long again, and still heard, is somebody else's.
+        neither for as long again, and still reports, is somebody else's.
         """
         wait_ns = round((self.control.lease_s + MISMATCH_S) * NS)
         at = np.flatnonzero(~np.isnan(self.given))
-        at = at[(heard_ns[at] > self.given_ns[at] + wait_ns) & np.isnan(self.value[at])]
+        at = at[(received_ns[at] > self.given_ns[at] + wait_ns) & np.isnan(self.value[at])]
         given, read = self.given[at], readback[at]
         agrees = np.abs(read - given) <= tolerance
         lost = ~agrees & (np.abs(read - lapse_value[at]) <= tolerance)
@@ -136,7 +136,7 @@ class Leases(EntityState):
         self.losses[at] = losses
         again = lost & (losses <= MAX_ATTEMPTS)
         self.found[at[again]], self.lapsed[at[again]] = given[again], read[again]
-        self.given[at[agrees | lost | (strays & (heard_ns[at] - since >= wait_ns))]] = np.nan
+        self.given[at[agrees | lost | (strays & (received_ns[at] - since >= wait_ns))]] = np.nan
 
     def others(
         self, at: I32, readback: F64, lapse_value: F64, tolerance: float, now_ns: int
@@ -167,20 +167,20 @@ class Leases(EntityState):
         self.state[:], self.owner[:], self.attempts[:] = NONE, -1, 0
         self.expires_ns[:] = self.differs_ns[:] = self.doubted_ns[:] = 0
 
-    def doubt(self, heard_ns: I64, now_ns: int) -> None:
+    def doubt(self, received_ns: I64, now_ns: int) -> None:
         """From now on others may have ended what was in force and can be read back [n]."""
         in_force = self.seen | (self.state == IN_PROGRESS) | (self.state == DONE)
-        in_force &= (self.running() | ~np.isnan(self.lapsed)) & (heard_ns > 0)
+        in_force &= (self.running() | ~np.isnan(self.lapsed)) & (received_ns > 0)
         self.doubted_ns = np.where(in_force, now_ns, 0)
 
-    def settle_doubts(self, readback: F64, heard_ns: I64, wanted: Bool) -> Bool:
+    def settle_doubts(self, readback: F64, received_ns: I64, wanted: Bool) -> Bool:
         """End the doubt where a read-back shows it in force; returns these [n].
 
         Where a read-back shows that others ended it, the doubt lasts while a policy still wants it.
         """
-        heard = (self.doubted_ns > 0) & (heard_ns >= self.doubted_ns)
-        stands: Bool = heard & (readback > 0)
-        self.doubted_ns[stands | heard & ~wanted] = 0
+        read = (self.doubted_ns > 0) & (received_ns >= self.doubted_ns)
+        stands: Bool = read & (readback > 0)
+        self.doubted_ns[stands | read & ~wanted] = 0
         return stands
 
     def left_to_others(self, index: I32, readback: F64, lapse_value: F64, tolerance: float) -> None:
@@ -220,11 +220,11 @@ class Leases(EntityState):
         mine = (self.generation[entity] == generation) & (self.command[entity] == command)
         before, ended = self.state[entity], np.isnan(self.value[entity])
         if states.count(states[0]) == len(states):  # as a rule, where a whole site answers
-            told: U8 = np.full(len(states), _ACK[states[0]], np.uint8)
+            answers: U8 = np.full(len(states), _ACK[states[0]], np.uint8)
         else:
-            told = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
-        moves = mine & ~ended & ((told == DONE) | ((before != DONE) & (told > before)))
-        self.state[entity[moves]] = told[moves]
+            answers = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
+        moves = mine & ~ended & ((answers == DONE) | ((before != DONE) & (answers > before)))
+        self.state[entity[moves]] = answers[moves]
         noted: Bool = mine & (~ended | ((command > 0) & (before == NONE)))
         return noted
 
@@ -263,7 +263,7 @@ class Leases(EntityState):
         lost = index[self.attempts[index] >= MAX_ATTEMPTS]
         lost = np.setdiff1d(lost, again).astype(np.int32)
         self.state[lost] = FAILED
-        self.attempts[lost] = MAX_ATTEMPTS + 1  # told once
+        self.attempts[lost] = MAX_ATTEMPTS + 1  # journaled once
         return again
 
     def unanswered(self) -> I32:
@@ -272,13 +272,13 @@ class Leases(EntityState):
         given_up = ~np.isnan(self.value[failed]) & (self.attempts[failed] > MAX_ATTEMPTS)
         return failed[given_up]
 
-    def compare(self, readback: F64, heard_ns: I64, tolerance: float, now_ns: int) -> I32:
+    def compare(self, readback: F64, received_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the
         command proves nothing, and what takes its time (a drain) may differ until its deadline."""
         at = rows_of(self.running())
         value, issued_ns, state = self.value[at], self.issued_ns[at], self.state[at]
         running, before_ns = ~np.isnan(value), self.differs_ns[at]
-        current = running & (heard_ns[at] > issued_ns)
+        current = running & (received_ns[at] > issued_ns)
         differs = current & ~(np.abs(readback[at] - value) <= tolerance)
         self.seen[at] |= current & ~differs
         state = np.where(current & ~differs & _waiting(state), DONE, state).astype(np.uint8)
@@ -293,17 +293,17 @@ class Leases(EntityState):
         self.differs_ns[at] = since
         return index_of(at, (since > 0) & (now_ns - since >= round(MISMATCH_S * NS)))
 
-    def unread(self, heard_ns: I64, wait_s: F64, now_ns: int, resumed_ns: int = 0) -> I32:
-        """Answered commands of which no read-back has been heard for so long [n], or no longer.
+    def unread(self, received_ns: I64, wait_s: F64, now_ns: int, resumed_ns: int = 0) -> I32:
+        """Answered commands without a read-back for so long [n], or no longer.
 
         `resumed_ns`: nobody listened before. A device that fell silent may have let its lease lapse.
         """
-        # Nearly always all are heard within the shortest wait, less a second for the rounding of instants
-        if self.n == 0 or heard_ns.min() > max(now_ns - round((float(wait_s.min()) - 1.0) * NS), 0):
+        # Nearly always all report within the shortest wait, less a second for the rounding of instants
+        if self.n == 0 or received_ns.min() > max(now_ns - round((float(wait_s.min()) - 1.0) * NS), 0):
             return np.zeros(0, np.int32)
         since_ns = np.maximum(now_ns - np.rint(wait_s * NS).astype(np.int64), 0)
         answered = (self.state >= ACCEPTED) & (self.state <= DONE)
-        since = np.maximum(np.maximum(heard_ns, self.issued_ns), resumed_ns)
+        since = np.maximum(np.maximum(received_ns, self.issued_ns), resumed_ns)
         silent = self.running() & answered & (since <= since_ns)
         return np.flatnonzero(silent).astype(np.int32)
 

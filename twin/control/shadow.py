@@ -36,17 +36,17 @@ class ShadowLeases(Leases):
             np.copyto(mine, theirs)
             mine[apart] = kept
 
-    def part(self, real: Leases, advised: Bool, settled: Bool, heard_ns: I64, now_ns: int) -> None:
+    def part(self, real: Leases, advised: Bool, settled: Bool, received_ns: I64, now_ns: int) -> None:
         """Note where something is advised after a tick was settled [n].
 
         `settled`: a claim holds the row. What may be commanded now is handed over to the real lease, until it
-        was `heard_ns` what came of it.
+        was `received_ns` what came of it.
         """
         apart = advised
         self.handed_ns[self.apart & settled & ~advised & real.running()] = now_ns
         passed_s = (now_ns - self.handed_ns) / NS
-        told = (heard_ns - self.handed_ns) / NS >= OBEYED_S
-        over = (passed_s >= HANDOVER_S) & (told | (passed_s >= MOST_HANDOVER_S))
+        obeyed = (received_ns - self.handed_ns) / NS >= OBEYED_S
+        over = (passed_s >= HANDOVER_S) & (obeyed | (passed_s >= MOST_HANDOVER_S))
         self.handed_ns[apart | over] = 0
         self.apart = apart
 
@@ -64,7 +64,7 @@ class ShadowLeases(Leases):
         return np.where(apart, self.value, real.value)
 
     def handed(self, real: Leases) -> F64:
-        """Commands that count as carried out before anybody has heard of them [n]; NaN: reality speaks."""
+        """Commands that count as carried out before any read-back [n]; NaN: reality speaks."""
         return np.where(self.handed_ns > 0, real.value, np.nan)
 
     def obeyed(self, real: Leases, owners: Sequence[int] | None = None) -> F64:

@@ -21,7 +21,7 @@ from twin.engine import Engine
 from twin.sources import SourceAccount, SourceLedger
 from twin.telemetry import State
 
-LINK = "mqtt"  # the part that hears all topics
+LINK = "mqtt"  # the part that receives all topics
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
 NAMED = 2  # sources in a title
 SHOWN = 6

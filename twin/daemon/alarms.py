@@ -106,7 +106,7 @@ class Alarm(msgspec.Struct):
 
 
 class AlarmChange(msgspec.Struct, frozen=True):
-    """Something that receivers should hear of; `alarm` is as it was at that moment."""
+    """A change that receivers are notified of; `alarm` is as it was at that moment."""
 
     what: What
     alarm: Alarm
@@ -155,9 +155,9 @@ class AlarmLoad:
 class AlarmBook:
     """All alarms by id. Every method belongs on the loop; `update` is called after each tick."""
 
-    def __init__(self, folder: Path, tell: Callable[[JournalRecord], None] | None = None) -> None:
+    def __init__(self, folder: Path, note: Callable[[JournalRecord], None] | None = None) -> None:
         self.path, self.recent = folder / "alarms.json", folder / "alarms.recent.json"
-        self.tell = tell  # where the journal's notes of what people did go
+        self.note = note  # where the journal's notes of what people did go
         self.alarms: dict[str, Alarm] = {}  # active, flapping or shelved
         self.gone: dict[str, Alarm] = {}  # cleared, oldest first
         self.counts = {"dropped": 0, "not_saved": 0}
@@ -378,13 +378,13 @@ class AlarmBook:
             self._put_away(alarm)
 
     def _say(self, what: What, alarm: Alarm) -> None:
-        if alarm.cause:  # receivers may show it as a consequence, and hear that it is over
+        if alarm.cause:  # receivers may show it as a consequence, and are notified that it is over
             what = "cleared" if what == "cleared" else "suppressed"
         if not alarm.shelved_until_ns or what == "shelved":
             self._changes.append(AlarmChange(what, msgspec.structs.replace(alarm), self.now_ns))
             del self._changes[: -2 * MAX_ALARMS]
 
-    # -- what people do; each returns what the journal is told
+    # -- what people do; each returns the record for the journal
 
     def acknowledge(self, identity: str, author: str, note: str = "") -> AlarmRecord:
         """Acknowledge an alarm, active or over. Raises KeyError for an unknown one."""
@@ -419,8 +419,8 @@ class AlarmBook:
         record = AlarmRecord(what=what, id=alarm.id, severity=alarm.severity, **more)
         self._dirty = True  # if the disk refuses now, it is tried again
         self._save()
-        if self.tell is not None:
-            self.tell(record)
+        if self.note is not None:
+            self.note(record)
         return record
 
     # -- what is shown and kept

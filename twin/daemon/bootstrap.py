@@ -101,12 +101,12 @@ def open_run(loaded: Loaded) -> OpenedRun:
             book.levels = {p: "advise" if v in ARMED else v for p, v in book.levels.items()}
         folder = state / "run"
         if never_ticked(folder):
-            opened = _begun(loaded, spec, site, folder, book)
+            opened = _new_run(loaded, spec, site, folder, book)
         else:
             try:
                 opened = _resumed(loaded, spec, site, folder, book)
             except StartAnew as error:
-                opened = _begun(loaded, spec, site, folder, book)
+                opened = _new_run(loaded, spec, site, folder, book)
                 opened.faults.insert(0, str(error))
                 for poison in error.poisons:
                     opened.recorder.note(poison.record, sync=True)
@@ -123,13 +123,13 @@ def open_run(loaded: Loaded) -> OpenedRun:
     return opened
 
 
-def _begun(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook) -> OpenedRun:
+def _new_run(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: AuthorityBook) -> OpenedRun:
     """A run that begins; what starts left that ended before their first tick is mended."""
     faults: list[str] = []
     last_tick, last_ns = mend_unticked(folder, faults)
     events: list[Event] = []
     if last_tick >= 0:
-        events.append(TicksSkipped(count=_missed(loaded, last_ns), why="restart"))
+        events.append(TicksSkipped(count=_missed_ticks(loaded, last_ns), why="restart"))
     engine = make_engine(site, book.levels)
     recorder = Recorder(engine, spec, folder, Keeping.of(loaded.config))
     return OpenedRun(engine, spec, recorder, folder, book, last_tick, last_ns, events, faults)
@@ -141,7 +141,7 @@ def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: Aut
     replayed = [*resumed.bridge(), *resumed.pending]
     events: list[Event] = [e for e in replayed if not isinstance(e, AuthorityChanged | EpochChanged)]
     if not any(isinstance(e, TicksSkipped) for e in events):
-        events.insert(0, TicksSkipped(count=_missed(loaded, resumed.last_ns), why="restart"))
+        events.insert(0, TicksSkipped(count=_missed_ticks(loaded, resumed.last_ns), why="restart"))
     if site.spec_hash != resumed.engine.site.spec_hash:
         change = SiteChanged(site_hash=site.spec_hash, spec=spec.packed())
         if (poison := Quarantine(folder).record_of(change)) is not None:
@@ -158,7 +158,7 @@ def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: Aut
     return OpenedRun(engine, spec, recorder, folder, book, last_tick, last_ns, events, faults)
 
 
-def _missed(loaded: Loaded, last_ns: int) -> int:
+def _missed_ticks(loaded: Loaded, last_ns: int) -> int:
     """Return the number of ticks that were missed while no daemon ran."""
     return max(1, round((time.time_ns() - last_ns) / NS / loaded.config.tick_s) - 1)
 

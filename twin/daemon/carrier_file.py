@@ -21,12 +21,12 @@ from twin.sources import SourceLedger
 log = logging.getLogger(__name__)
 FORMAT = 2  # rises where sources get other names
 NAME = "carriers.msgpack"
-KEPT_S = 86_400.0  # a source that was not heard for so long has been taken out of service; source: estimate
+KEPT_S = 86_400.0  # a source that does not report for so long has been taken out of service; source: estimate
 MAX_CELLS = 2**27  # of a column that is unpacked
 
 
 class _File(msgspec.Struct):
-    """`sources`: name, whether it came from outside, when it was last heard; `columns`: their numbers;
+    """`sources`: name, whether it came from outside, when it last reported; `columns`: their numbers;
     `back_ns`: by how much the clocks of some are behind.
     """
 
@@ -68,7 +68,7 @@ def resume_carriers(ledger: SourceLedger, state: Path, site: str, now_ns: int) -
     except FileNotFoundError:
         return
     except (OSError, msgspec.MsgspecError, zlib.error, ValueError) as error:
-        log.warning("%s: cannot be read: %s; sources are named once they are heard", state / NAME, error)
+        log.warning("%s: cannot be read: %s; sources are named once they report", state / NAME, error)
         return
     late_ns = now_ns - round(KEPT_S * NS)
     ledger.resume([source if source[2] >= late_ns else None for source in file.sources], columns)

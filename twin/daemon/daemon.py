@@ -37,7 +37,7 @@ from twin.site import SiteFile, SiteSpec
 from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
 
 log = logging.getLogger(__name__)
-STOP_S = 4.0  # for all parts together; systemd is told five seconds
+STOP_S = 4.0  # for all parts together; systemd is given five seconds
 TRACE_RETRY_S = 10.0
 LONG_TICK_S = 2.0  # requests and a new term close the frame of a longer one
 # Settings that a running process keeps, and those that restart the links
@@ -269,7 +269,7 @@ class Daemon:
         )
 
     def _source_clocks(self, decision: Decision) -> None:
-        """Raise one alarm for clocks that are wrong by minutes; tell of those that stepped or are ahead."""
+        """Raise one alarm for clocks that are wrong by minutes; report those that stepped or are ahead."""
         if decision.tick % CLOCKS_EVERY:
             return
         ledger, severity = self.ingest.ledger, "warning"

@@ -170,7 +170,7 @@ class EtcdElection:
         self._lease = self._created = 0
         self._offer: Term | None = None  # what our last transaction asked for
         self._head = self._stored = self._leader = self._error = ""
-        self._soon = asyncio.Event()  # what the successor is told should not wait
+        self._soon = asyncio.Event()  # the successor's handover should not wait
 
     async def run(self, on_change: OnChange) -> None:
         """Contend until cancelled, then resign. Raises StorageError when the epoch cannot be kept."""

@@ -103,11 +103,11 @@ def read_handover(text: str) -> Handover:
 def _instants(pairs: Any) -> dict[str, int]:
     """Return the well-formed names and instants."""
     try:
-        told = msgspec.convert(pairs or [], list[tuple[str, int]])
+        rows = msgspec.convert(pairs or [], list[tuple[str, int]])
     except msgspec.ValidationError as error:
         log.warning("the returns in the former leader's handover cannot be read: %s", error)
         return {}
-    return {name: at_ns for name, at_ns in told if 0 < at_ns < 2**63}
+    return {name: at_ns for name, at_ns in rows if 0 < at_ns < 2**63}
 
 
 def _packed(asked: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Journal anchor: signs the journal's head each minute, and keeps it beside the journal and outside.
 
-What is outside may be away: it is told again with the next head, and no tick waits for it.
+What is outside may be away: it is sent again with the next head, and no tick waits for it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class JournalAnchor:
         """Sign and store heads until cancelled."""
         loop = asyncio.get_running_loop()
         if self._last is not None and not await loop.run_in_executor(self._slow, self._holds, self._last):
-            self._changed("file", self._last)
+            self._report_mismatch("file", self._last)
         while True:
             await self.once()
             await asyncio.sleep(EVERY_S)
@@ -146,7 +146,7 @@ class JournalAnchor:
             ours = signer.verifier.fits(head)
             if not ours or not await loop.run_in_executor(self._slow, self._holds, head):
                 self._barred.add(name)
-                self._changed(name, head, ours)
+                self._report_mismatch(name, head, ours)
                 return False
         self._known.add(name)
         return True
@@ -161,7 +161,7 @@ class JournalAnchor:
             return True
         return bool(line) and line_head(line).seq == head.lines - 1 and line_hash(line) == head.head
 
-    def _changed(self, name: str, head: SignedHead, ours: bool = True) -> None:
+    def _report_mismatch(self, name: str, head: SignedHead, ours: bool = True) -> None:
         at = f"the head of line {head.lines:,} {_WHERE[name]}, of {utc(head.now_ns)}"
         text = f"the line is not the one of {at}" if ours else f"{at}, is signed with another key: {head.key}"
         log.critical("the journal is not as it was signed: %s", text)

@@ -51,12 +51,13 @@ OnChange = Callable[[Term | None], None]
 
 
 class Election(Protocol):
-    """Interface that tells the daemon whether it leads."""
+    """Interface that states whether the daemon leads."""
 
     term: Term | None
 
     async def run(self, on_change: OnChange) -> None:
-        """Contend until cancelled, then resign. `on_change` hears of each term won; None: it is over."""
+        """Contend until cancelled, then resign. `on_change` is called with each term won; None: it is
+        over."""
         ...
 
     def may_act(self, now_s: float | None = None) -> bool:
@@ -232,7 +233,7 @@ class HostElection:
         epoch = self._epochs.next(last)
         self._epochs.store(epoch)
         self.term = Term(epoch, self.name, before.get("name", ""), last, before.get("head", ""))
-        # Until we publish, what the one before left is the newest that a successor can be told.
+        # Until we publish, what the one before left is the newest for a successor.
         self._head, self._stored, self._error = before.get("head", ""), None, ""
         self._write()
 

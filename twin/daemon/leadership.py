@@ -86,12 +86,12 @@ class Leadership:
     async def _keep_running(self) -> None:
         while True:
             try:
-                await self.election.run(self._changed)
+                await self.election.run(self._take_term)
             except asyncio.CancelledError:
                 raise
             except Exception:
                 log.exception("the election failed; it is tried again")
-            self._changed(None)
+            self._take_term(None)
             await asyncio.sleep(1.0)
 
     async def stop(self) -> None:
@@ -104,7 +104,7 @@ class Leadership:
         """Return True if a command may leave now: the term holds, and the engine has begun it."""
         return self.term is not None and not self.live.stopping and self._leads() and self.election.may_act()
 
-    def _changed(self, term: Term | None) -> None:
+    def _take_term(self, term: Term | None) -> None:
         before, self.term = self.term, term
         if term is None:
             if before is None:

@@ -48,7 +48,7 @@ POLL_S = 0.05
 LOOK_S = 0.2  # between two looks at a BMC: the first comes within this time
 SETTLE_S = 1.0  # in which the rest of an answer comes: a scheduler's nodes after its jobs
 MAX_ANSWER = 2**20  # bytes of what is asked over HTTP
-ELSEWHERE_S = 3.0  # in which topics beside ours are looked at, where nothing was heard on ours
+ELSEWHERE_S = 3.0  # in which topics beside ours are looked at, where nothing reported on ours
 SHOWN_TOPICS = 6
 
 
@@ -123,16 +123,18 @@ class OnlineCheck:
         name = source.link.where
         if failure:
             return [EndpointAnswer(name, False, failure)]
-        heard = [a for a in self.ledger.listing(0) if a.outside and (a.messages or a.lines)]
-        if not heard:
+        accounts = [a for a in self.ledger.listing(0) if a.outside and (a.messages or a.lines)]
+        if not accounts:
             wanted = ", ".join(
                 topic for topic, _ in subscriptions(broker.integration, topics, router.own_racks[:1])
             )
             elsewhere = await _topics_elsewhere(replace(settings, client_id=f"{client_id}-2"))
             text = f"nothing came in {self.listen_s:g} s on {wanted}; {elsewhere}"
             return [EndpointAnswer(name, False, text)]
-        messages, readings = sum(a.messages for a in heard), sum(a.readings for a in heard)
-        text = f"{messages} messages with {readings} readings of {len(heard)} sources in {self.listen_s:g} s"
+        messages, readings = sum(a.messages for a in accounts), sum(a.readings for a in accounts)
+        text = (
+            f"{messages} messages with {readings} readings of {len(accounts)} sources in {self.listen_s:g} s"
+        )
         if not readings:
             text += ": nothing can be used, see below; look longer with --listen"
         return [EndpointAnswer(name, readings > 0, text)]
@@ -188,7 +190,7 @@ def _verdict(account: SourceAccount, failure: str) -> EndpointAnswer:
     bad = [line for line in account.lines.values() if line.remedy]
     why = f"{bad[-1].why}; {bad[-1].remedy}" if bad else failure
     if not why and account.messages:
-        return EndpointAnswer(account.name, True, "answers; it has nothing to tell just now")
+        return EndpointAnswer(account.name, True, "answers; it has nothing to report just now")
     return EndpointAnswer(account.name, False, why or f"no answer within {ANSWER_S:g} s")
 
 

@@ -1,4 +1,4 @@
-"""Service manager notification: tells systemd that the service is ready, reloading, stopping or alive.
+"""Service manager notification: notifies systemd that the service is ready, reloading, stopping or alive.
 
 Datagrams to the socket that NOTIFY_SOCKET names; without one, nothing happens. Only the standard library is
 used.

@@ -25,7 +25,7 @@ STOP_S = 3.0  # a part that does not end within this time is left behind, and sa
 
 
 class Supervisor:
-    """Runs parts by name. `alarm(name, error)` is told of one that is away, and `None` when it is back."""
+    """Runs parts by name. `alarm(name, error)` is called for one that is away, and `None` when it is back."""
 
     def __init__(self, parts: dict[str, Part], alarm: Callable[[Part, str | None], None]) -> None:
         self.parts, self._alarm = parts, alarm

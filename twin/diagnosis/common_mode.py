@@ -1,6 +1,6 @@
 """Common mode: wrong readings of many devices at once, because of one gateway or its scale.
 
-Comparisons cannot tell them: they hold within what lies, or all are off alike. Three things no site does are
+Comparisons do not show them: they hold within what lies, or all are off alike. Three things no site does are
 left. Water does not change its temperature by many kelvin between two readings, least of all everywhere. No
 feeder carries more than all that its racks draw together, nor do all of their feeders carry next to nothing.
 No CDU passes a fraction, or a multiple, of what its racks do, while these pass what they did. What is found
@@ -21,7 +21,7 @@ LEAP_K = 8.0  # of water between two readings; source: estimate
 MANY, MANY_PU = 2, 0.5  # racks and CDUs that leap at once
 LOST_PU = 0.5  # of the flow before: what is missing more would be acted on
 WARMER_K = 4.0  # of the hottest GPU behind: then the flow is lost after all; source: estimate
-# Readings before a gap of so long tell no leap, nor does a leap that leaves flows as long; source: estimate
+# Readings before a gap of so long show no leap, nor does a leap that leaves flows as long; source: estimate
 KEPT_S = 10.0
 LOOK_TICKS = 5  # between two looks at the GPUs
 # A feeder that carries so many times all that its racks draw, or as many times its usual part of it if that
@@ -88,12 +88,12 @@ class CommonMode(EntityState):
         many = sum(int(mask.sum()) for mask in leapt.values())
         if many == 0 and now.state.tick % LOOK_TICKS:
             return
-        hot_c, heard = self._hottest(now["gpu.temp_c"])
-        self.hot_c[~astray], self.gpus_heard[~astray] = hot_c[~astray], heard[~astray]
+        hot_c, reporting = self._hottest(now["gpu.temp_c"])
+        self.hot_c[~astray], self.gpus_heard[~astray] = hot_c[~astray], reporting[~astray]
         known = np.isfinite(self.rack_c).sum() + np.isfinite(self.cdu_c).sum()
         if many < max(MANY, MANY_PU * known):
             return
-        warm = astray & ~((hot_c <= self.hot_c + WARMER_K) & (heard >= self.gpus_heard))
+        warm = astray & ~((hot_c <= self.hot_c + WARMER_K) & (reporting >= self.gpus_heard))
         behind = np.bincount(at[fed], warm[fed], self.sizes["cdu"]) == 0
         for table, proven in (("rack", ~warm), ("cdu", behind)):
             flow, held = now[f"{table}.flow_lpm"], getattr(self, f"{table}_lpm")

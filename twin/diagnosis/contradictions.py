@@ -331,12 +331,12 @@ class Contradictions(EntityState):
         key = f"{look.table}.{'.'.join(map(str, groups))}"
         if key not in self.heard_ns:
             self.heard_ns[key] = np.zeros(look.column.n, np.int64)
-        heard = [look.column.t_ns[group, look.part] for group in groups]
-        first_ns = heard[0] if len(heard) == 1 else np.minimum.reduce(heard)
+        received_ns = [look.column.t_ns[group, look.part] for group in groups]
+        first_ns = received_ns[0] if len(received_ns) == 1 else np.minimum.reduce(received_ns)
         known = self.heard_ns[key][look.part]
         new: Bool = first_ns > known
-        if len(heard) > 1:
-            new &= np.maximum.reduce(heard) - first_ns <= TOGETHER_NS
+        if len(received_ns) > 1:
+            new &= np.maximum.reduce(received_ns) - first_ns <= TOGETHER_NS
         np.maximum(known, first_ns, out=known)
         return new if in_maintenance is None else new & ~in_maintenance[look.part]
 
@@ -348,7 +348,7 @@ class Contradictions(EntityState):
         total_ns = self.total_ns.setdefault(key, np.zeros(n, np.int64))[look.part]
         now, now_ns = (
             column.total[signal.row, look.part].astype(np.float64),
-            column.heard_ns(signal)[look.part],
+            column.received_ns(signal)[look.part],
         )
         span_s = (now_ns - total_ns) / NS
         rate = np.where((span_s > 0.0) & (span_s <= COUNTED_S), (now - total) / span_s / 1e3, np.nan)
@@ -415,10 +415,10 @@ class Contradictions(EntityState):
         """Keep the suspects of several as they were when they kept the law."""
         for name in law.suspects if len(law.suspects) > 1 else ():
             value = look.rates[name] if name in look.rates else look[name]
-            held = self._held(law, name)[look.part]
+            held = self._last_values(law, name)[look.part]
             np.copyto(held, value, where=kept, casting="unsafe")
 
-    def _held(self, law: Law, suspect: str) -> F32:
+    def _last_values(self, law: Law, suspect: str) -> F32:
         key = f"{law.key}/{suspect}"
         if key not in self.held:
             self.held[key] = np.full(self.topology.sizes[law.table], np.nan, np.float32)
@@ -441,7 +441,7 @@ class Contradictions(EntityState):
         suspect, most = law.suspects[0], -1.0
         for name in law.suspects if len(law.suspects) > 1 else ():
             value = float((look.rates[name] if name in look.rates else look[name])[k])
-            held = float(self._held(law, name)[look.part][k])
+            held = float(self._last_values(law, name)[look.part][k])
             moved = abs(value - held)
             if not name.endswith("temp_c"):
                 moved = abs(np.log(max(abs(value), 1e-3) / max(abs(held), 1e-3)))

@@ -19,7 +19,7 @@ MOST = 5.0 + ALLOWANCE  # of one reading, lest one wild one be enough
 LEAST_CERTAIN = 5.5  # nor is one for any bound
 FARTHEST = 1000.0
 OFF_SIGMAS = 2.0  # no more than ALLOWANCE: a cell that was at rest and is not off stays at rest
-HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one tells
+HUGE_SIGMAS = 25.0  # one such reading is a deviation; whether it stays, the next one shows
 MEAN_PER_READING = 0.4
 WILD_SIGMAS, WILD_KEPT = 5.0, 0.96  # a far reading counts among about the last 25
 
@@ -49,7 +49,7 @@ class CusumBoard:
     def skip(self) -> None:
         """Skip a tick without new readings; a cell may still end for another reason."""
         if self.active:
-            self._tell()
+            self._refresh()
 
     def update(self, z: F32, fresh: Bool | None, part: slice, now_ns: int) -> None:
         """Take in deviations in sigmas [r, w] of a part of the columns; a NaN lets sums fade away.
@@ -88,7 +88,7 @@ class CusumBoard:
             cells = at if w == self.n else at + (at // w) * (self.n - w) + part.start
             self._decide(self.sums.reshape(2, -1)[:, cells], self.certain.reshape(-1)[cells], cells, now_ns)
         elif not counted and self.active:
-            self._tell()
+            self._refresh()
 
     def _decide(self, sums: F32, certain: F32, cells: I64, now_ns: int) -> None:
         """Decide which of these cells are off; unchanged cells keep their state."""
@@ -101,9 +101,9 @@ class CusumBoard:
         since_ns[cells[(now != 0) & (was == 0)]] = now_ns
         since_ns[cells[now == 0]] = 0
         self.on.reshape(-1)[cells] = now
-        self._tell()
+        self._refresh()
 
-    def _tell(self) -> None:
+    def _refresh(self) -> None:
         self.active = False
         for piece in self.pieces:
             piece.active = bool(piece.on.any())

@@ -2,9 +2,9 @@
 links).
 
 A report is believed at once; the reports above or beside it decide which entity is the source. A leak runs
-down: one wet tray is the source, also of those below that are wet later, where it is told which way is down;
-others, or one and the rack's own rope, are a leak of their rack; a CDU's tray that agrees is one more
-detector, not a second leak.
+down: one wet tray is the source, also of those below that are wet later, where the site file states which way
+is down; others, or one and the rack's own rope, are a leak of their rack; a CDU's tray that agrees is one
+more detector, not a second leak.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class DeviceReports(EntityState):
         """Return the tray of a rack where the leak began: the first wet one, above all others; -1 for
         none.
 
-        Where it is not told which way is down, the others are the next ones in a row.
+        Where the site file does not state which way is down, the others are the next ones in a row.
         """
         first = int(trays[np.argmin(self.wet_ns["node"][trays])])
         site, others = self.topology.site, trays[trays != first]
@@ -245,13 +245,13 @@ class DeviceReports(EntityState):
         site, dark = self.topology.site, self.lost
         root = site.parent_of_feeder < 0
         column = state.tables["feeder"]
-        heard_ns = np.maximum(*(column.last_good_ns(TABLES["feeder"].by_name[k]) for k in WORDS))
-        self.dark_ns = np.where(dark, np.where(self.dark_ns > 0, self.dark_ns, heard_ns), 0)
+        received_ns = np.maximum(*(column.last_good_ns(TABLES["feeder"].by_name[k]) for k in WORDS))
+        self.dark_ns = np.where(dark, np.where(self.dark_ns > 0, self.dark_ns, received_ns), 0)
         out: list[Cause] = []
         for feeder in np.flatnonzero(dark & (root | ~dark[np.maximum(site.parent_of_feeder, 0)])).tolist():
             under = [f for f in site.subtree(feeder) if dark[f]]
             kind, report = "feed_lost", "reports no voltage"
-            late = root & ~dark & (heard_ns < self.dark_ns[feeder])
+            late = root & ~dark & (received_ns < self.dark_ns[feeder])
             waits = late.any() or self.unfed_from_ns(state.now_ns) < NEVER_NS
             hold_s = TOGETHER_S if root[feeder] and waits else 0.0
             if self.tripped[feeder]:

@@ -227,7 +227,7 @@ class DeviceFaults(EntityState):
 
     def _with_others(self, meters: Meters, k: int, gpu: int) -> bool:
         """Return True if a GPU's gauge leaps no more often than chance has it where others of its rack leap,
-        but for one that may be odd as well: the work makes them. No comparison tells of this gauge.
+        but for one that may be odd as well: the work makes them. No comparison covers this gauge.
         """
         rack_of = self.topology.site.rack_of_gpu
         beside = np.minimum(meters.jumps[k][rack_of == rack_of[gpu]], 1.0)
@@ -257,18 +257,19 @@ class DeviceFaults(EntityState):
         return f"jumps far beyond its noise and back, now {value}"
 
     def weather(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """Tell a heat wave, which warms both bulbs, from a faulty thermometer, which warms or jumps alone."""
+        """Distinguish a heat wave, which warms both bulbs, from a faulty thermometer, which warms or jumps
+        alone."""
         column = state.tables["site"]
         if not reported(state, "site.outdoor_temp_c") or "site" in in_maintenance:
             return []
         now_c = np.array([good(state, "site.outdoor_temp_c")[0], good(state, "site.outdoor_wet_bulb_c")[0]])
-        heard_ns = int(column.t_ns.max())
+        received_ns = int(column.t_ns.max())
         usual = np.where(np.isnan(self.usual_c), now_c, self.usual_c)
         over = now_c - usual
         off = bool(np.abs(over[0]) > WEATHER_K)
-        if heard_ns > self.weather_ns:
-            step_s = (heard_ns - self.weather_ns) / 1e9 if self.weather_ns else 60.0
-            self.weather_ns, self.weather_s = heard_ns, self.weather_s + step_s
+        if received_ns > self.weather_ns:
+            step_s = (received_ns - self.weather_ns) / 1e9 if self.weather_ns else 60.0
+            self.weather_ns, self.weather_s = received_ns, self.weather_s + step_s
             share = max(step_s / WEATHER_USUAL_S, step_s / self.weather_s) * (0.1 if off else 1.0)
             usual = usual + np.where(np.isfinite(over), min(share, 1.0) * over, 0.0)
             self._stepped(now_c)

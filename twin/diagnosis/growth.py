@@ -25,7 +25,7 @@ CLEAR_S = 180.0
 # Growth that ends sooner is a burst, which asks for nothing; after so long without any, it begins anew;
 # source: estimate
 BURST_S, ANEW_S = 4.0, 120.0
-RECOVERY_XID = 154  # tells what would cure an error, or that nothing is needed any more
+RECOVERY_XID = 154  # shows what would cure an error, or that nothing is needed any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Growth(EntityState):
 
     def causes(self, state: State, events: Sequence[Event], in_maintenance: dict[str, Bool]) -> list[Cause]:
         """Return the causes that grow now."""
-        self._hear(events, state.now_ns)
+        self._take_faults(events, state.now_ns)
         if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
             self._count(state)
         out: dict[tuple[str, int], Cause] = {}
@@ -141,13 +141,13 @@ class Growth(EntityState):
             key in self.grew_ns and int(self.grew_ns[key][entity] - self.began_ns[key][entity]) < BURST_S * NS
         )
 
-    def _hear(self, events: Sequence[Event], now_ns: int) -> None:
+    def _take_faults(self, events: Sequence[Event], now_ns: int) -> None:
         mine = [e for e in events if type(e) is FaultReported and e.table == "gpu"]
         if mine:
             gpus = self.site.entities("gpu", [e.name for e in mine])
             code = codes_of([e.code for e in mine])
             wanted = (gpus >= 0) & (code != RECOVERY_XID)
-            self.xids.hear(gpus[wanted], code[wanted], now_ns)
+            self.xids.add(gpus[wanted], code[wanted], now_ns)
         self.xids.advance(now_ns)
 
     def _bursts(self, now_ns: int, in_maintenance: Bool | None) -> list[Cause]:

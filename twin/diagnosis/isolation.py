@@ -54,7 +54,7 @@ LEAST_SHARE = 0.45
 SIGNIFICANT = 0.03  # of a direction's squared length: relations with less say nothing of it
 # A cause that predicts a deviation so plainly and without delay is refuted below this share of it.
 PLAIN, PRESENT_PU = 8.0, 0.25
-PLAIN_NODE = 2.0  # of a node: what tells a meter that is off from a device that draws more than usual
+PLAIN_NODE = 2.0  # of a node: what distinguishes a meter that is off from a device that draws more than usual
 # The newest reading of a row agrees with the mean over the last few to this share: it is not over.
 LASTING_PU = 0.33
 PROMPT = frozenset((
@@ -70,7 +70,7 @@ LATER = frozenset((("rack.power_w", HEAT_FLOW),))
 GROSS_SIGMAS = 8.0  # of one reading that no noise and no lag explains; source: estimate
 FELT_FIRST = 0.3  # of a GPU's rise is there when the flow's reading comes, which is older; source: estimate
 RIPE_S = 20.0  # in which relations that lag show what prompt ones show at once; source: estimate
-ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be told apart
+ALIKE = 0.9  # of the energy: two meters of one balance that account for so much alike cannot be distinguished
 # One reading of a flow that is so far off is believed at once if so many GPUs of the rack run hot already
 EARLY_SIGMAS, CONFIRMING = 4.0, 8
 UNSEEN = 0.7  # weight of a hypothesis whose own comparison there is none of: others are off
@@ -101,7 +101,7 @@ class IsolatedFault:
     energy: float
     share: float  # of the energy that it touches
     rows: dict[str, I32]
-    streak: int  # readings in a row in which the relation that tells most was off
+    streak: int  # readings in a row in which the relation with the most information was off
     alone: bool = True  # no other entity accounts for it as well
     sigma: float = 0.0  # 1 sigma of its size
 

@@ -73,7 +73,7 @@ class Outages(EntityState):
                 if one.signals[0] == 1 and not one.whole[0]:
                     hold_s = float(one.hold_s()[0])
                     # Unless its device still reports, it may be the first of many silent signals
-                    if state.now_ns - int(one.heard_ns[0]) <= hold_s * NS:
+                    if state.now_ns - int(one.received_ns[0]) <= hold_s * NS:
                         alone.append((table, int(one.entity[0]), int(one.row[0]), hold_s))
                     continue
             self._take(state, cluster, before)
@@ -108,7 +108,7 @@ class Outages(EntityState):
         """Count the missing signals and describe their place: while more fall silent, the place may grow."""
         outage.counted_ns, outage.entities = state.now_ns, sum(map(len, members.values()))
         outage.table, outage.entity = self.place(members)
-        # A reading heard half the limit of silence after the last one was sent after the stop
+        # A reading received half the limit of silence after the last one was sent after the stop
         last_ns = max(int(s.last_ns.max()) for s in cluster.values())
         until_ns = last_ns + min(int((s.missed_ns - s.last_ns).min()) for s in cluster.values()) // 2
         outage.whole = all(s.whole.all() for s in cluster.values())

@@ -47,7 +47,7 @@ APART_S = 10.0
 # For so long a meter of power that comes back is suspected: one that leaps loosens its own comparisons, so
 # that the second leap stands out less. source: estimate
 SUSPECT_S = 60.0
-LASTING_S = 2.0  # from when on people are told; source: estimate
+LASTING_S = 2.0  # from when on people are notified; source: estimate
 WRONG = ("sensor_frozen", "sensor_spiking")
 DoubtKey = tuple[str, int, str]  # table, entity, signal
 

@@ -37,7 +37,7 @@ WATCHED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # Positions and settings without noise: they may stand still, and move when the process does.
 NOISELESS = ("valve_pu", "facility_valve1_pu", "facility_valve2_pu", "pump1_speed_pu", "pump2_speed_pu")
-# Read in such coarse steps that they often repeat themselves: only comparisons tell that they stand still.
+# Read in such coarse steps that they often repeat themselves: only comparisons show that they stand still.
 COARSE = ("sm_clock_hz", "temp_c", "hbm_temp_c", "inlet_temp_c", "outlet_temp_c", "cpu_power_w")
 # Temperatures that leap with the power of their GPU follow its work: memory is warm as long as it is read
 FOLLOWS = {"gpu": {"temp_c": "power_w", "hbm_temp_c": "power_w"}}

@@ -65,7 +65,7 @@ class Silence(EntityState):
         """Nodes that are off or silent, GPUs off the bus, sensors that are silent alone; the rest becomes
         outages. A feeder without voltage has no frequency: what it does not report follows from that.
         `heated` [n_gpu]: short of cooling; `behind` [n_gpu]: a known fault of the cooling is why, so that
-        what heat shuts down is part of that; health tells of those that said so when it has ended.
+        what heat shuts down is part of that; health judges those that reported it when it has ended.
         """
         site = self.topology.site
         off = self._off(state, windows)

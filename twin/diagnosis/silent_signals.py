@@ -39,7 +39,7 @@ class Silent:
     """Entities of a table of which some signal is silent, ascending [m], and the bounds of its stop.
 
     `signals` [m]: how many of the measured ones are silent; `whole` [m]: all that it ever reported are;
-    `row` [m]: one of them; `heard_ns` [m]: instants of the last messages with any of them.
+    `row` [m]: one of them; `received_ns` [m]: instants of the last messages with any of them.
     """
 
     entity: I32
@@ -48,7 +48,7 @@ class Silent:
     row: I32
     last_ns: I64
     missed_ns: I64
-    heard_ns: I64
+    received_ns: I64
 
     def hold_s(self) -> F64:
         """Return the seconds for which a simultaneous stop of others may be unnoticed [m]."""
@@ -58,7 +58,7 @@ class Silent:
         """Return the entities of a mask [m]."""
         return Silent(
             self.entity[mask], self.signals[mask], self.whole[mask], self.row[mask],
-            self.last_ns[mask], self.missed_ns[mask], self.heard_ns[mask],
+            self.last_ns[mask], self.missed_ns[mask], self.received_ns[mask],
         )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _parts(column: TableState, now_ns: int) -> list[Part]:
             wrong = (column.quality[row] != GOOD) & (column.quality[row] != MISSING)
             if wrong.any():
                 silent = silent & ~(
-                    wrong & (column.heard_ns(signal) >= now_ns - column.limits(row).silent_ns)
+                    wrong & (column.received_ns(signal) >= now_ns - column.limits(row).silent_ns)
                 )
         else:
             key = column.time_key(row)
@@ -138,13 +138,13 @@ def _merged(column: TableState, now_ns: int, parts: list[Part], windows: Windows
         # A signal that was silent before the others says nothing of their stop
         end_ns = last_ns + wait_ns + SLACK_NS
         missed[index] = np.where(end_ns >= last[index], np.minimum(missed[index], end_ns), missed[index])
-    # A reading heard half the limit of silence after the last one was sent after the stop
-    heard_ns = _last_heard_ns(column, found)
-    whole = heard_ns <= last[found] + longest[found] // 2
-    return Silent(found, signals[found], whole, row[found], last[found], missed[found], heard_ns)
+    # A reading received half the limit of silence after the last one was sent after the stop
+    received_ns = _last_received_ns(column, found)
+    whole = received_ns <= last[found] + longest[found] // 2
+    return Silent(found, signals[found], whole, row[found], last[found], missed[found], received_ns)
 
 
-def _last_heard_ns(column: TableState, index: I32) -> I64:
+def _last_received_ns(column: TableState, index: I32) -> I64:
     """Return the instants of the last messages with a measured quantity of these entities [m]; 0 for none."""
     out: I64 = np.zeros(len(index), np.int64)
     of_row: Any = column.partition.group_of_row

@@ -1,7 +1,7 @@
 """Diagnosis verdict: the kind of fault for an isolated hypothesis, its hold time, and the sentence that says
 why.
 
-Where the comparisons alone cannot tell two kinds apart, other evidence decides: the memory of a GPU for
+Where the comparisons alone cannot distinguish two kinds, other evidence decides: the memory of a GPU for
 its temperature sensor, the position of a valve, the digits of a meter.
 """
 
@@ -33,7 +33,7 @@ LEAST_K, LEAST_GPU_K, LEAST_PU, LEAST_GPU_PU = 1.0, 1.5, 0.03, 0.04
 LEAST_SIZE = {"cooler_failed": 2.0, "valve_stuck": 0.5}
 STREAK, STREAK_SENSOR = 2, 4  # readings in a row that must be off: one or two may be a jump
 VALVE_RUN = 6  # equal positions in a row, while it ought to move
-STANDING = 3  # equal readings: it may be frozen rather than biased; the watch will tell
+STANDING = 3  # equal readings: it may be frozen rather than biased; later readings will show
 # Equal readings while comparisons are off, and -ln of their chance: it stands still; source: estimate
 LONG_RUN, LONG_SURPRISE = 8, 4.0
 UNITS = {"l/min": (1.0, "l/min", 1), "Pa": (1e-3, "kPa", 1), "degC": (1.0, "°C", 1), "W": (1e-3, "kW", 2),
@@ -148,7 +148,7 @@ class DiagnosisVerdicts:
             if run >= LONG_RUN and surprise > LONG_SURPRISE:
                 kind, signal = "sensor_frozen", signal or "temp_c"
             elif run >= STANDING and moves > 0.5:
-                return None  # it may be frozen: the watch will tell in some readings
+                return None  # it may be frozen: some more readings will show
         if kind == "branch_blocked" and BRANCH not in fault.rows:
             return None  # the flow's own reading will soon be here
         if abs(fault.size) < LEAST_SIZE.get(kind, 0.0):

@@ -33,7 +33,7 @@ class Xids(SparseState):
         super().__init__({"gpu": n}, "gpu")
         self._text: dict[int, tuple[int, int, str]] = {}
 
-    def hear(self, gpu: I32, code: I32, now_ns: int) -> None:
+    def add(self, gpu: I32, code: I32, now_ns: int) -> None:
         """Take in XIDs [k] in order of arrival."""
         if not len(gpu):
             return

@@ -227,8 +227,8 @@ class ArbitrationPass:
     def _advice(self, shadow: ShadowLeases, lease: Leases, order: Order) -> list[CommandBatch]:
         """Return as advice the rehearsed commands that the real leases do not have."""
         shown = order.advised | (shadow.apart & ~order.settled)
-        heard_ns = self._told_ns(shadow) if shadow.handed_ns.any() else np.zeros(shadow.n, np.int64)
-        shadow.part(lease, order.advised, order.settled, heard_ns, self.view.now_ns)
+        received_ns = self._shown_ns(shadow) if shadow.handed_ns.any() else np.zeros(shadow.n, np.int64)
+        shadow.part(lease, order.advised, order.settled, received_ns, self.view.now_ns)
         out: list[CommandBatch] = []
         for batch in order.commands:
             new = shown[batch.index] & (lease.value[batch.index] != batch.value)
@@ -345,9 +345,9 @@ class ArbitrationPass:
             table = self.state.tables[control.table]
             signal = find_signal(f"{control.table}.{control.readback}")
             assert signal is not None  # a control's read-back is of the catalogue
-            heard_ns = self.view.readback_ns(key)
+            received_ns = self.view.readback_ns(key)
             tolerance = max(self.view.site.envelopes[key].deadband, 1e-6)
-            off = _outside(lease.compare(readback, heard_ns, tolerance, now_ns), excluded)
+            off = _outside(lease.compare(readback, received_ns, tolerance, now_ns), excluded)
             if excluded is not None:
                 lease.differs_ns[excluded] = 0
             evidence = ""
@@ -358,7 +358,7 @@ class ArbitrationPass:
                 evidence = f"{name}: commanded {words[0]}, reads {words[1]}"
             records += findings.mismatches(self._shown(control.table, off), key, off, evidence)
             wait_s = table.limits(table.freshness.row_of(signal)).stale_ns / NS + MISMATCH_S
-            unread = lease.unread(heard_ns, wait_s, now_ns, int(table.resumed_ns[0]))
+            unread = lease.unread(received_ns, wait_s, now_ns, int(table.resumed_ns[0]))
             unread = self._reported(control, unread, excluded)
             waited_s = float(wait_s[unread].min(initial=np.inf))
             records += findings.unread(self._shown(control.table, unread), key, unread, waited_s)
@@ -372,7 +372,7 @@ class ArbitrationPass:
         return index
 
     def _mute(self, control: Control) -> Bool:
-        """Entities [n] that an outage keeps silent, or that were heard and are later than a late message."""
+        """Entities [n] that an outage keeps silent, or whose readings are later than a late message."""
         column, hidden = self.state.tables[control.table], self.view.diagnosis.silence.hidden
         signal = find_signal(f"{control.table}.{control.readback}")
         late: Bool = np.zeros(column.n, np.bool_)
@@ -390,25 +390,25 @@ class ArbitrationPass:
         """
         if not self.arbiter.fresh_term and not lease.doubted_ns.any():
             return None
-        heard_ns = self.view.readback_ns(SERVICE)
+        received_ns = self.view.readback_ns(SERVICE)
         if self.arbiter.fresh_term:
-            lease.doubt(heard_ns, self.view.now_ns)
+            lease.doubt(received_ns, self.view.now_ns)
         wanted = np.zeros(lease.n, np.bool_)
         for p in (claim.proposal for claim in claims):
             wanted[p.index[np.fmax(p.lo, p.want) > 0]] = True
-        return lease.settle_doubts(self.view.readback(SERVICE), heard_ns, wanted)
+        return lease.settle_doubts(self.view.readback(SERVICE), received_ns, wanted)
 
     def _look_after(self, key: str, lease: Leases) -> None:
         """Check that restored values have arrived, and that withdrawn nodes carry racktwin's mark."""
         view, envelope = self.view, self.view.site.envelopes[key]
         if np.isfinite(lease.given).any():
-            heard_ns, tolerance = self.view.readback_ns(key), max(envelope.deadband, 1e-6)
-            lease.kept(view.readback(key), heard_ns, envelope.safe, tolerance, view.now_ns)
+            received_ns, tolerance = self.view.readback_ns(key), max(envelope.deadband, 1e-6)
+            lease.kept(view.readback(key), received_ns, envelope.safe, tolerance, view.now_ns)
         if key == SERVICE and np.isfinite(lease.lapsed).any():
             marked = np.isfinite(lease.lapsed) & (view.quality(OWNER) == GOOD) & (view.value(OWNER) != OURS)
             lease.no_longer_ours(np.flatnonzero(marked).astype(np.int32))
 
-    def _told_ns(self, shadow: ShadowLeases) -> I64:
+    def _shown_ns(self, shadow: ShadowLeases) -> I64:
         """Return the instant up to which read-back and power of a device show the effect of a command [n].
 
         For a device that reports neither it is now, since there is nothing to wait for.
@@ -439,7 +439,7 @@ class ArbitrationPass:
 
         The owner of such a lease is suspended, or may no longer act but still proposes the value: a release
         would raise a value that a policy wants low. None where a lapse restores the initial value: there it
-        equals a release, and a BMS that hears the daemon keeps the requested value.
+        equals a release, and a BMS that receives the heartbeat keeps the requested value.
         """
         if lease.control.on_expiry == "restore":
             return np.zeros(lease.n, np.bool_)

@@ -66,7 +66,7 @@ from twin.goodput import GoodputState, LinkRecords
 from twin.health import HealthState, findings as suspects_of
 from twin.ledger import SiteLedger
 from twin.site import Site, SiteSpec, build_site
-from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, noted
+from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, with_gap
 
 RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
 # On a large site plug-ins with such periods take turns, so many seconds after the first tick. Those of 5 s to
@@ -213,7 +213,7 @@ class Engine:
                     refused = self.intake.take_report(event, self.jobs, self.state)
                     reports.add(event, refused)
                     if refused is None:
-                        self.ledger.hear(event, self.jobs)
+                        self.ledger.receive(event, self.jobs)
                 else:
                     records += self._take_in(event)
         records += [
@@ -234,7 +234,7 @@ class Engine:
                 if frame.now_ns - table.resumed_ns[0] >= RESUME_REST_S * NS:
                     table.resumed_ns[:] = frame.now_ns, frame.now_ns - round(frame.dt_s * NS)
             state, began_ns = self.state, frame.now_ns - round(frame.dt_s * NS)
-            state.unwatched_ns = noted(state.unwatched_ns, began_ns, frame.now_ns)
+            state.unwatched_ns = with_gap(state.unwatched_ns, began_ns, frame.now_ns)
         return paused
 
     def _end_windows(self, now_ns: int) -> list[JournalRecord]:
@@ -253,10 +253,10 @@ class Engine:
 
     def _take_in(self, event: ev.Event) -> list[JournalRecord]:
         if isinstance(event, ev.IdentityTold):
-            swaps, changes = self.intake.identities.hear(event, self.site, self.state)
+            swaps, changes = self.intake.identities.receive(event, self.site, self.state)
             return [*changes, *(record for swap in swaps for record in self._take_in(swap))]
-        # Counts are told again and again, and twice is no more than once: ids of them would press out others,
-        # and only what is odd is journalled
+        # Counts are reported again and again, and twice is no more than once: ids of them would press out
+        # others, and only what is odd is journalled
         if not isinstance(event, ev.NvlinksCounted) and not self.intake.is_new(event):
             return []
         self.health.take(event, self.jobs, self.state.now_ns)
@@ -463,8 +463,12 @@ class Engine:
             control = find_control(p.control)
             check_proposal(p, policy.controls, self.site.sizes[control.table] if control else 0)
         after = checked_memory(policy, memory, self.site, self.memory[policy.name])
-        tell = getattr(policy, "accounts", None)
-        given = [] if tell is None else tell(view, before, {k: read_only(v) for k, v in after.items()})
+        account_of = getattr(policy, "accounts", None)
+        given = (
+            []
+            if account_of is None
+            else account_of(view, before, {k: read_only(v) for k, v in after.items()})
+        )
         accounts: list[JournalRecord] = [
             AccountRecord(policy=policy.name, account=account) for account in checked_accounts(given)
         ]

@@ -35,7 +35,7 @@ from twin.contracts import (
 )
 from twin.control import MOST_HANDOVER_S, Arbiter
 from twin.engine.identity import Identities
-from twin.engine.job_reports import checkpoint_told, job_ended, job_started
+from twin.engine.job_reports import checkpoint_reported, job_ended, job_started
 from twin.engine.outlook import Outlooks
 from twin.site import Site
 from twin.telemetry import FaultIds, JobSlots, ReportLayout, State, events as ev
@@ -102,7 +102,7 @@ class Intake:
     def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
         """Return the faults that are neither repeated nor use the id of another fault."""
         named = [e for e in events if e.id]
-        answers = self.fault_ids.hear_all(named)
+        answers = self.fault_ids.receive_all(named)
         if answers.count("new") == len(named):
             return events
         answer, out = iter(answers), []
@@ -181,7 +181,7 @@ class Intake:
             case ev.LoadTargetWithdrawn():
                 return self.load_targets.withdraw(event.target)
             case ev.OutlookTold():
-                return self.outlooks.tell(event, site, now_ns)
+                return self.outlooks.take(event, site, now_ns)
             case ev.ModelFitted():
                 return self._fitted(event, models)
             case ev.FitFailed():
@@ -201,7 +201,7 @@ class Intake:
 
     def take_report(self, event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
         """Apply a job's report of its saves if it is newer; return a reason if it is refused."""
-        refused = checkpoint_told(event, jobs, state)
+        refused = checkpoint_reported(event, jobs, state)
         if refused is not None:
             self.count("refused_reports")
         return refused
@@ -261,14 +261,14 @@ class Intake:
             states = [event.state for event in mine]
             noted = self._noted_at_once(key, mine, states, site, arbiter)
             if noted is not None and noted.all():
-                told = Counter({(state, ""): states.count(state) for state in sorted(set(states))})
+                counts = Counter({(state, ""): states.count(state) for state in sorted(set(states))})
             else:
                 if noted is None:
                     whys = [self.acked(event, site, arbiter) or "" for event in mine]
                 else:
                     whys = ["" if one else SUPERSEDED for one in noted.tolist()]
-                told = Counter(zip(states, whys, strict=True))
-            out.update({(key, state, why): many for (state, why), many in told.items()})
+                counts = Counter(zip(states, whys, strict=True))
+            out.update({(key, state, why): many for (state, why), many in counts.items()})
         return out
 
     def _noted_at_once(

@@ -18,7 +18,7 @@ from twin.contracts import EventRecord, JournalRecord, brief_event
 from twin.site import Site
 from twin.telemetry import EntityReplaced, IdentityTold, State
 
-# source: NVML API reference: a serial has at most 30 characters, a UUID 96; an agent may tell both
+# source: NVML API reference: a serial has at most 30 characters, a UUID 96; an agent may report both
 MAX_SERIAL = 160
 MIN_SERIAL = 4  # source: estimate
 # A board is changed by hand, which takes a node out for a while; two agents under one name take turns.
@@ -26,8 +26,8 @@ MOST_CHANGES, WITHIN_S = 3, 3600.0  # source: estimate
 # Several GPUs may share a board and its serial (NVML on nvmlDeviceGetHandleBySerial).
 MOST_MOVES, MOVES_WITHIN_S = 3, 86_400.0  # source: estimate
 MAX_MOVED = 10_000  # serials whose moves are remembered
-MAX_HEARD = 10_000  # ids of what was told, against a second delivery
-MAX_TOLD = 64  # refusals of one tick that the journal tells; the rest is counted
+MAX_IDS = 10_000  # ids of events, against a second delivery
+MAX_REFUSALS = 64  # refusals of one tick that the journal lists; the rest is counted
 # Placeholders of firmware where nobody wrote a serial. source: values seen in SMBIOS type 2 tables; estimate
 _NOBODYS = frozenset((
     "none", "null", "n/a", "[n/a]", "unknown", "unknown error", "default string", "default", "not specified",
@@ -77,10 +77,10 @@ class Identities:
         self._vacant: set[str] = set()  # slots whose device is elsewhere; made from `serials`
         self._changed_ns: dict[str, list[int]] = {}  # slot -> when another came, oldest first
         self._left_ns: dict[str, int] = {}  # slot -> when its device turned up elsewhere
-        self._refused_ns: dict[str, int] = {}  # slot -> when the journal last told of a refusal
+        self._refused_ns: dict[str, int] = {}  # slot -> when the journal last recorded a refusal
         self._moved_ns: OrderedDict[str, list[int]] = OrderedDict()  # table:serial -> when it went elsewhere
-        self._heard: OrderedDict[int, None] = OrderedDict()
-        self._told, self._told_ns = 0, 0
+        self._ids: OrderedDict[int, None] = OrderedDict()
+        self._n_refused, self._counted_ns = 0, 0
 
     def place(self, slot: str, serial: str) -> None:
         """Assign a device to a slot, and remove it from any other slot."""
@@ -111,7 +111,7 @@ class Identities:
         slots += [slot for slot, at_ns in self._left_ns.items() if at_ns == now_ns and slot not in slots]
         return sorted((table, name) for table, _, name in (slot.partition(":") for slot in slots))
 
-    def hear(
+    def receive(
         self, event: IdentityTold, site: Site, state: State
     ) -> tuple[list[EntityReplaced], list[JournalRecord]]:
         """Process a reported serial; return (changed slots: its new and its former one; journal records)."""
@@ -167,7 +167,7 @@ class Identities:
             return f"went elsewhere {MOST_MOVES} times within a day, last from {from_slot.partition(':')[2]}"
         left = from_slot.partition(":")[2]
         # The same node speaks for all its GPUs: it knows in which order they are now. Nobody else may take
-        # a device away from a place that is heard.
+        # a device away from a place that reports.
         name = slot.partition(":")[2]
         if event.table == "gpu" and left.rpartition("/")[0] == name.rpartition("/")[0]:
             return None
@@ -180,12 +180,12 @@ class Identities:
         key = int.from_bytes(
             hashlib.blake2b(event_id.encode(errors="surrogatepass"), digest_size=8).digest(), "little"
         )
-        if key in self._heard:
+        if key in self._ids:
             self.counts["again"] += 1
             return False
-        self._heard[key] = None
-        while len(self._heard) > MAX_HEARD:
-            self._heard.popitem(last=False)
+        self._ids[key] = None
+        while len(self._ids) > MAX_IDS:
+            self._ids.popitem(last=False)
         return True
 
     def _note_move(self, key: str, now_ns: int) -> None:
@@ -199,12 +199,12 @@ class Identities:
     def _refuse(self, event: IdentityTold, slot: str, why: str, now_ns: int) -> list[JournalRecord]:
         """Return journal records of refused serials: once an hour per slot, and a bounded number per tick."""
         self.counts["refused"] += 1
-        if self._told_ns != now_ns:
-            self._told, self._told_ns = 0, now_ns
+        if self._counted_ns != now_ns:
+            self._n_refused, self._counted_ns = 0, now_ns
         last_ns = self._refused_ns.get(slot) if slot else None
-        if self._told >= MAX_TOLD or (last_ns is not None and now_ns - last_ns < WITHIN_S * NS):
+        if self._n_refused >= MAX_REFUSALS or (last_ns is not None and now_ns - last_ns < WITHIN_S * NS):
             return []
-        self._told += 1
+        self._n_refused += 1
         if slot:
             self._refused_ns[slot] = now_ns
         return [EventRecord(event=brief_event(event), refused=why)]
@@ -215,7 +215,7 @@ class Identities:
             "counts": self.counts, "changed_ns": self._changed_ns, "left_ns": self._left_ns,
             "refused_ns": self._refused_ns,
             "moved_ns": [list(item) for item in self._moved_ns.items()],
-            "heard": np.fromiter(self._heard, np.uint64, len(self._heard)),
+            "heard": np.fromiter(self._ids, np.uint64, len(self._ids)),
         }  # fmt: skip
 
     def restore(self, serials: dict[str, str], data: dict[str, Any] | None) -> None:
@@ -233,4 +233,4 @@ class Identities:
         self._changed_ns = {slot: list(at) for slot, at in data["changed_ns"].items()}
         self._left_ns, self._refused_ns = dict(data["left_ns"]), dict(data["refused_ns"])
         self._moved_ns = OrderedDict((key, list(at)) for key, at in data["moved_ns"])
-        self._heard = OrderedDict.fromkeys(data["heard"].tolist())
+        self._ids = OrderedDict.fromkeys(data["heard"].tolist())

@@ -14,7 +14,7 @@ import numpy as np
 from twin.catalogue import NS, find_signal
 from twin.control import Arbiter
 from twin.site import Site
-from twin.telemetry import DURATIONS, TOLD, JobSlots, State, TableUpdate, events as ev, start_fault
+from twin.telemetry import DURATIONS, STATED_FIELDS, JobSlots, State, TableUpdate, events as ev, start_fault
 
 MAX_NODES = 100_000  # of one job
 MAX_COST_S, MAX_INTERVAL_S = 1e6, 1e7  # as the catalogue bounds them
@@ -23,7 +23,7 @@ MAX_OFF_S = (
     8 * 86_400.0
 )  # of an instant from now: a day more than a wire lets a report wait. source: estimate
 MAX_HELD_S = 366 * 86_400.0  # the oldest state that a running job may hold. source: estimate
-# Kinds of durations, by tier and the field of the report that tells of it
+# Kinds of durations, by tier and the field of the report that states it
 _ROW_OF = {
     ("durable", "save_s"): "checkpoint_save_s",
     ("durable", "block_s"): "checkpoint_block_s",
@@ -41,7 +41,7 @@ def job_started(
     """Assign slot and nodes to a job; return a reason if it gets none. `count` counts unusual events."""
     if not (0 <= event.floor_w < np.inf and abs(event.priority) < 2**31):
         return f"expected a floor >= 0 and a priority of 32 bits, got {event.floor_w} and {event.priority}"
-    for name in TOLD:
+    for name in STATED_FIELDS:
         if not 0 <= getattr(event, name) < np.inf:
             return f"expected {name} >= 0, got {getattr(event, name)}"
     known = jobs.slot_of.get(event.job)
@@ -51,7 +51,7 @@ def job_started(
     slot = jobs.start(event, nodes, len(found) - len(nodes), state.now_ns)
     if slot is None:
         return f"all {jobs.n} job slots are taken or resting"
-    if known is None:  # what the slot's last job reported and was told is not this one's
+    if known is None:  # reports and advice of the slot's last job are not this one's
         state.tables["job"].replace(slot)
     elif jobs.checkpoint_told_ns[slot] and not event.checkpoint_interval_s:
         jobs.checkpoint_interval_s[slot] = (
@@ -81,7 +81,7 @@ def job_ended(event: ev.JobEnded, jobs: JobSlots, arbiter: Arbiter, now_ns: int)
     return None
 
 
-def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
+def checkpoint_reported(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> str | None:
     """Apply a job's report of its checkpoints; return a reason if it is refused."""
     slot = jobs.slot_of.get(event.job)
     if slot is None:
@@ -116,7 +116,7 @@ def checkpoint_told(event: ev.CheckpointTold, jobs: JobSlots, state: State) -> s
     if event.began_ns:
         column = jobs.saved_local_ns if tier else jobs.saved_ns
         began_ns = event.began_ns + shift_ns
-        # After a recovery it holds what it came back to; else the newest that it ever told of
+        # After a recovery it holds what it came back to; else the newest that it ever reported
         column[slot] = began_ns if recovered and newest else max(began_ns, int(column[slot]))
     if recovered:
         jobs.recovered_ns[slot] = event.at_ns or state.now_ns

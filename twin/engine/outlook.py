@@ -62,14 +62,14 @@ class Outlooks:
     """Table of the newest outlook of each quantity and entity."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[tuple[str, str], Outlook] = OrderedDict()  # the one told last is last
+        self._outlooks: OrderedDict[tuple[str, str], Outlook] = OrderedDict()  # the newest is last
         self._n_values = 0
         self._next_end_ns = _NEVER_NS  # none is over before; what is replaced may leave it too early
         self._site: Site | None = None  # that of the two below
         self._place: dict[tuple[str, str], int | None] = {}
         self._groups: dict[str, _Group] = {}
 
-    def tell(self, event: ev.OutlookTold, site: Site, now_ns: int = 0) -> str | None:
+    def take(self, event: ev.OutlookTold, site: Site, now_ns: int = 0) -> str | None:
         """Store an outlook in place of the former one; return a reason if it is refused.
 
         An outlook of unknown values only withdraws the former one. With `now_ns` an expired one is refused.
@@ -105,18 +105,18 @@ class Outlooks:
         self._drop((event.quantity, name))
         if np.isfinite(values).any():
             self._keep(outlook)
-        while len(self._told) > MAX_OUTLOOKS or self._n_values > MAX_ALL_VALUES:
-            self._drop(next(iter(self._told)))
+        while len(self._outlooks) > MAX_OUTLOOKS or self._n_values > MAX_ALL_VALUES:
+            self._drop(next(iter(self._outlooks)))
         return None
 
-    def _keep(self, told: Outlook) -> None:
-        self._told[told.quantity, told.name] = told
-        self._n_values += len(told.values)
-        self._next_end_ns = min(self._next_end_ns, told.end_ns)
-        self._groups.pop(told.quantity, None)
+    def _keep(self, outlook: Outlook) -> None:
+        self._outlooks[outlook.quantity, outlook.name] = outlook
+        self._n_values += len(outlook.values)
+        self._next_end_ns = min(self._next_end_ns, outlook.end_ns)
+        self._groups.pop(outlook.quantity, None)
 
     def _drop(self, key: tuple[str, str]) -> None:
-        gone = self._told.pop(key, None)
+        gone = self._outlooks.pop(key, None)
         if gone is not None:
             self._n_values -= len(gone.values)
             self._groups.pop(gone.quantity, None)
@@ -127,7 +127,7 @@ class Outlooks:
         what = find_quantity(quantity)
         assert what is not None
         out = np.full(site.sizes[what.table], np.nan)
-        if not self._told:
+        if not self._outlooks:
             return out
         group = self._group(quantity, site)
         step = (at_ns - group.start_ns) // group.step_ns
@@ -139,13 +139,13 @@ class Outlooks:
         """Forget outlooks whose last step is over."""
         if now_ns < self._next_end_ns:
             return
-        for key in [key for key, outlook in self._told.items() if outlook.end_ns <= now_ns]:
+        for key in [key for key, outlook in self._outlooks.items() if outlook.end_ns <= now_ns]:
             self._drop(key)
-        self._next_end_ns = min((outlook.end_ns for outlook in self._told.values()), default=_NEVER_NS)
+        self._next_end_ns = min((outlook.end_ns for outlook in self._outlooks.values()), default=_NEVER_NS)
 
     def entries(self) -> Iterator[Outlook]:
         """All outlooks, the most recent one last."""
-        return iter(self._told.values())
+        return iter(self._outlooks.values())
 
     def _group(self, quantity: str, site: Site) -> _Group:
         if self._site is not site:
@@ -159,7 +159,7 @@ class Outlooks:
         """The outlooks of a quantity for entities that the site has."""
         some: list[Outlook] = []
         places: list[int] = []
-        for key, outlook in self._told.items():
+        for key, outlook in self._outlooks.items():
             if key[0] != quantity:
                 continue
             if key not in self._place:
@@ -184,12 +184,12 @@ class Outlooks:
         return [
             {"quantity": o.quantity, "name": o.name, "author": o.author, "id": o.id,
              "start_ns": o.start_ns, "step_s": o.step_s, "values": o.values}
-            for o in self._told.values()
+            for o in self._outlooks.values()
         ]  # fmt: skip
 
     def restore(self, data: list[Any]) -> None:
         """Restore the result of `dump`."""
-        for key in list(self._told):
+        for key in list(self._outlooks):
             self._drop(key)
         self._next_end_ns = _NEVER_NS
         for one in data:

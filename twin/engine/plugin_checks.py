@@ -26,13 +26,13 @@ def checked_memory(policy: Policy, memory: Memory, site: Site, kept: Memory) -> 
     return {} if policy.memory is None else policy.memory.checked(memory, site.sizes, kept)
 
 
-def checked_accounts(told: object) -> list[dict[str, Any]]:
+def checked_accounts(accounts: object) -> list[dict[str, Any]]:
     """Return the accounts of a policy. Raises ContractError if they are not plain data, or too many."""
-    if not isinstance(told, list):
-        raise ContractError(f"accounts: expected a list, got {type(told).__name__}")
-    if len(told) > MAX_ACCOUNTS:
-        raise ContractError(f"{len(told)} accounts; expected at most {MAX_ACCOUNTS}")
-    for account in told:
+    if not isinstance(accounts, list):
+        raise ContractError(f"accounts: expected a list, got {type(accounts).__name__}")
+    if len(accounts) > MAX_ACCOUNTS:
+        raise ContractError(f"{len(accounts)} accounts; expected at most {MAX_ACCOUNTS}")
+    for account in accounts:
         if not isinstance(account, dict):
             raise ContractError(f"an account: expected a dict, got {type(account).__name__}")
         for key, value in account.items():
@@ -40,7 +40,7 @@ def checked_accounts(told: object) -> list[dict[str, Any]]:
                 raise ContractError(
                     f"account of {key!r}: expected text or a number, got {type(value).__name__}"
                 )
-    return told
+    return accounts
 
 
 def check_forecast(forecast: Forecast, model: str, sizes: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Journal records of a tick: proposals, commands and events as the journal tells them."""
+"""Journal records of a tick: proposals, commands and events as the journal has them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from twin.contracts import (
 from twin.site import Site
 from twin.telemetry import CheckpointTold, FaultReported, JobSlots
 
-MOST_FAULTS = 64  # of one tick that the journal tells one by one; the rest of a storm is counted by code
-MOST_REFUSED = 16  # reports of one tick that are refused and told one by one, with the reason
+MOST_FAULTS = 64  # of one tick that the journal lists one by one; the rest of a storm is counted by code
+MOST_REFUSED = 16  # reports of one tick that are refused and listed one by one, with the reason
 MOST_TABLE = 20  # characters of a name that is to be a table's
 MOST_NAMES = 64  # of a record
 _ALIKE = attrgetter("table", "code", "count")
@@ -188,7 +188,7 @@ class FaultTally:
     """Faults of one tick for the journal: the first ones singly, the rest of a storm as counts by code."""
 
     def __init__(self) -> None:
-        self._told: list[JournalRecord] = []
+        self._reported: list[JournalRecord] = []
         self._counted: dict[tuple[str, int], int] = {}
 
     def add(self, event: FaultReported) -> None:
@@ -197,8 +197,8 @@ class FaultTally:
 
     def add_all(self, events: Sequence[FaultReported]) -> None:
         """Add several, in order."""
-        place = MOST_FAULTS - len(self._told)
-        self._told += [EventRecord(event=brief_event(event)) for event in events[:place]]
+        place = MOST_FAULTS - len(self._reported)
+        self._reported += [EventRecord(event=brief_event(event)) for event in events[:place]]
         for (table, code, times), many in Counter(map(_ALIKE, events[place:])).items():
             key = table[:MOST_TABLE], code
             if key not in self._counted and len(self._counted) >= MOST_FAULTS:
@@ -207,7 +207,7 @@ class FaultTally:
 
     def records(self) -> list[JournalRecord]:
         """Journal records, in order."""
-        return self._told + [
+        return self._reported + [
             FaultsRecord(table=table, code=code, count=count)
             for (table, code), count in sorted(self._counted.items())
         ]

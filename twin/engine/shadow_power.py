@@ -23,8 +23,8 @@ METERED = ("node", "rack", "feeder")
 POWER_TABLES = ("gpu", *METERED)
 GPU_POWER, NODE_POWER, CAP_READ = "gpu.power_w", "node.power_w", "gpu.power_limit_w"
 LOST_FEED = ("feeder.energised_state", "feeder.breaker_state")
-# A building's system may tell values of up to 3 s ago as if they were new, and devices need as long to obey.
-# source: estimate, as of the guard of feeders
+# A building's system may report values of up to 3 s ago as if they were new, and devices need as long to
+# obey. source: estimate, as of the guard of feeders
 METER_LAG_S = 5.0
 
 

@@ -15,7 +15,7 @@ from twin.control import Arbiter, ShadowLeases
 from twin.telemetry import EntityState, JobSlots, column
 
 SAVE, INTERVAL = "job.checkpoint_since_s", "job.checkpoint_interval_s"
-USUAL_SAVE_S = 60.0  # of a job that did not tell how long its saves take. source: domain.md D, 10-60 s
+USUAL_SAVE_S = 60.0  # of a job that did not report how long its saves take. source: domain.md D, 10-60 s
 NEVER_NS = np.int64(2**62)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import zstandard
 
 from twin.catalogue import CATALOGUE_HASH, StorageError, digest, pack, unpack
-from twin.telemetry import TOLD
+from twin.telemetry import STATED_FIELDS
 
 FORMAT = 5
 # Formats that this version reads. The parts know their earlier layouts (4: estimator, diagnosis, findings);
@@ -66,7 +66,7 @@ def _from_2(data: dict[str, Any]) -> dict[str, Any]:
             "queues": [""] * n,
             "known": bool(np.any(jobs["generation"])),
             "unslotted": [],
-            **{name: np.zeros(n) for name in TOLD},
+            **{name: np.zeros(n) for name in STATED_FIELDS},
             **jobs,
         }
     if isinstance(data.get("arbiter"), dict):

@@ -135,7 +135,7 @@ class EngineView:
         return cast(F64, found)
 
     def total(self, key: str) -> I64:
-        """Growth of a counter since it was first heard."""
+        """Growth of a counter since it first reported."""
         signal = self._signal(key)
         if signal.kind != "counter":
             raise ContractError(f"{key} is not a counter")

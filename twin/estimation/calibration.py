@@ -35,7 +35,7 @@ class ParameterKind:
     """A parameter in the words of the field.
 
     `bias` is 1 sigma of the error that more readings do not lessen: that of meters, and for full activity
-    that SMs, tensor cores and memory, busy together, cannot be told apart. `healthy` is the drift that no
+    that SMs, tensor cores and memory, busy together, cannot be distinguished. `healthy` is the drift that no
     healthy device exceeds; 0 where drift is not followed. source of both: estimate, meters of class 0.5,
     sensors of 0.05 K.
     Both are shares of the value, or in its unit where `absolute`. `nominal` says where the nominal value is

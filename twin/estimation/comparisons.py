@@ -35,7 +35,7 @@ SETTLED_COUNT = 240  # readings taken in before a parameter's early value is its
 class Row:
     """A relation over a table of n entities and the parameter that it learns.
 
-    `prior` [n] or a number, NaN = none known: the first reading tells. `spread` is the prior's 1 sigma,
+    `prior` [n] or a number, NaN = none known: the first reading decides. `spread` is the prior's 1 sigma,
     `error` that of one reading of the parameter, both over its value where `relative`. `noise` is the floor
     under the learned noise, in the signal's unit, or in shares of the expectation where a part says so.
     """
@@ -102,7 +102,7 @@ class Board(PackedState):
         self.expected, self.measured, self.implied = (np.full(n, np.nan) for _ in range(3))
         self.loose, self.level, self.steps = np.zeros(n), np.ones(n), np.zeros(n)
         self._floor = self.noise.floor
-        self.heard_ns = np.zeros(n, np.int64)
+        self.received_ns = np.zeros(n, np.int64)
         self.sigma, self.confidence = np.full(n, np.nan), np.full(n, np.nan)
 
     def _spread_out(self, of_row: Sequence[float]) -> F64:
@@ -120,7 +120,7 @@ class Board(PackedState):
     def change(self, name: str, factor: F64, spread: F64, read_ns: I64) -> Bool:
         """Parameters of a relation change for a known reason [n]: by about `factor` (NaN: they do not), with
         a `spread` of 1 sigma over the new value. Returns those that did; one of a reading that has been far
-        off for long does not. The next reading tells each anew.
+        off for long does not. The next reading decides each anew.
         """
         at = self.cells[name]
         changed: Bool = np.isfinite(factor) & ~self.noise.lasting(read_ns, at)
@@ -153,7 +153,7 @@ class Board(PackedState):
         resolution of the readings: the noise is no less.
         """
         at = self.cells[name]
-        self.expected[at], self.measured[at], self.heard_ns[at] = expected, measured, read_ns
+        self.expected[at], self.measured[at], self.received_ns[at] = expected, measured, read_ns
         for key, value in more.items():
             getattr(self, key)[at] = value
 
@@ -204,8 +204,8 @@ class Board(PackedState):
         doubt_var, known_var = self._doubt(sigma, dt_s) ** 2, sigma**2
         np.sqrt(known_var + doubt_var + self.in_use_var * self.slope**2, out=self.sigma)
         self.confidence = confidence_of(difference, self.sigma)
-        taught = self.heard_ns > self.taught_ns
-        np.copyto(self.taught_ns, self.heard_ns)
+        taught = self.received_ns > self.taught_ns
+        np.copyto(self.taught_ns, self.received_ns)
         if untouched is not None:
             taught &= untouched
         self.idle_s += dt_s
@@ -223,7 +223,7 @@ class Board(PackedState):
             & (~self._learns | ((self.count > NOISE_WARMUP) & np.isfinite(self.implied)))
         )
         self._learn(np.where(taught, self.implied, np.nan), known_var, doubt_var, dt_s)
-        self.noise.learn(np.where(settled, off / self.level * share, np.nan), self.heard_ns, dt_s)
+        self.noise.learn(np.where(settled, off / self.level * share, np.nan), self.received_ns, dt_s)
 
     def _doubt(self, sigma: F64, dt_s: float) -> F64:
         """Return 1 sigma for a moving expectation away from the place where its relation was learned."""
@@ -252,14 +252,14 @@ class Board(PackedState):
         value, var = self.value, self.var
         first = np.isnan(value) & np.isfinite(implied) & self._learns
         if first.any():
-            np.copyto(value, implied, where=first)  # where nothing is known before, the first reading tells
+            np.copyto(value, implied, where=first)  # where nothing is known before, the first reading decides
         unit_var = np.where(self._relative, value**2, 1.0)
         most = self._spread**2 * unit_var
         if first.any():
             np.copyto(var, most, where=first)
         var += self._drift_var * unit_var * dt_s
         np.minimum(var, most, out=var)
-        lasting = self.noise.lasting(self.heard_ns)
+        lasting = self.noise.lasting(self.received_ns)
         slope_var = np.where(self.slope == 0.0, 1.0, self.slope**2)
         error_var = np.fmax(self._error_var * unit_var, known_var / slope_var) + doubt_var / slope_var
         teach = np.isfinite(implied) & self._learns & ~lasting

@@ -181,13 +181,13 @@ class Estimator(EntityState):
         return self.board.noise_of(HEAT)
 
     @property
-    def heat_heard_ns(self) -> I64:
+    def heat_received_ns(self) -> I64:
         """Return the instant of the oldest reading of each rack's heat balance [n_rack]; each teaches
         once."""
         return self.board.taught_ns[self.board.cells[HEAT]]
 
     @property
-    def balance_heard_ns(self) -> I64:
+    def balance_received_ns(self) -> I64:
         """Return the instant of the oldest reading of each balance."""
         return self.board.taught_ns[self.board.cells[BALANCE]]
 

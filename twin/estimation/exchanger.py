@@ -82,13 +82,13 @@ class Exchange:
 
         sent = cooled.of_cdu(sent)
         read_ns = np.minimum(
-            cooled.heard_of_cdu(cdu.heard_ns("supply_temp_c")), rack.heard_ns("supply_temp_c")
+            cooled.of_cdus(cdu.received_ns("supply_temp_c")), rack.received_ns("supply_temp_c")
         )
         supply_steps_k, back_steps_k = cdu.step_sigma("supply_temp_c"), cdu.step_sigma("return_temp_c")
         steps_k = joint(cooled.of_cdu(supply_steps_k), rack.step_sigma("supply_temp_c"))
         board.put_offset(BRANCH_SUPPLY, sent, rack["supply_temp_c"], read_ns, steps=steps_k)
         read_ns = np.minimum(
-            cooled.oldest(rack.heard_ns("flow_lpm", "return_temp_c")), cdu.heard_ns("return_temp_c")
+            cooled.oldest(rack.received_ns("flow_lpm", "return_temp_c")), cdu.received_ns("return_temp_c")
         )
         mix_steps_k = cooled.sums(rack["flow_lpm"] * rack.step_sigma("return_temp_c")) / passing
         steps_k = joint(mix_steps_k, back_steps_k)
@@ -99,8 +99,8 @@ class Exchange:
         board.put_offset(MIX, arrived, back, read_ns, loose=loose, steps=steps_k)
         names = ("supply_temp_setpoint_c", "supply_temp_setpoint_final_c")
         wanted = np.where(np.isfinite(cdu[names[1]]), cdu[names[1]], cdu[names[0]])
-        read_ns = np.maximum(cdu.heard_ns(names[0]), cdu.heard_ns(names[1]))
-        read_ns = np.minimum(read_ns, cdu.heard_ns("supply_temp_c"))
+        read_ns = np.maximum(cdu.received_ns(names[0]), cdu.received_ns(names[1]))
+        read_ns = np.minimum(read_ns, cdu.received_ns("supply_temp_c"))
         # While the heat changes, the valve's control is late by some of it
         late_k = _moving(LATE_SHARE, back - calm)
         board.put_offset(SETPOINT, wanted, supply, read_ns, loose=late_k, steps=supply_steps_k)
@@ -124,7 +124,7 @@ class Exchange:
         supply, heated = cdu["supply_temp_c"], cdu["facility_return_temp_c"]
         warm, cold, films, clean = self.warm, self.cold, self.films, board.parameter(SUPPLY)
         heat_w = warm * (back - supply)
-        # Only where the heat depends on the conductance and nothing moves does it tell of it
+        # Only where the heat depends on the conductance and nothing moves does it show it
         per_ua = heat_slope_k(clean / films, warm, cold, back, cool)
         sensitive = per_ua * clean / films >= SENSITIVE_PU * warm * (back - leaving)
         steady = (np.abs(leaving - expected) < 0.3) & (back - cool >= LEAST_APPROACH_K) & sensitive
@@ -133,7 +133,7 @@ class Exchange:
             SUPPLY,
             expected,
             supply,
-            cdu.heard_ns(*EXCHANGED, "supply_temp_c"),
+            cdu.received_ns(*EXCHANGED, "supply_temp_c"),
             implied=np.where(steady | np.isnan(clean), implied, np.nan),
             slope=-per_ua / films / warm,
             loose=_moving(0.25, leaving - expected),
@@ -141,7 +141,7 @@ class Exchange:
         )
 
         rise = heat_w / cold
-        read_ns = cdu.heard_ns(*EXCHANGED, "supply_temp_c", "facility_return_temp_c")
+        read_ns = cdu.received_ns(*EXCHANGED, "supply_temp_c", "facility_return_temp_c")
         implied = np.where(rise >= 1.0, (heated - cool) / rise, np.nan)
         # Each sensor's error counts by the streams' ratio
         board.put(
@@ -162,14 +162,14 @@ class Exchange:
         one, two = cdu["facility_valve1_pu"], cdu["facility_valve2_pu"]
         valve = np.where(np.isfinite(two), 0.5 * (one + two), one)
         open_ = np.where(valve >= LEAST_VALVE_PU, valve, np.nan)
-        read_ns = cdu.heard_ns("facility_flow_lpm", "facility_valve1_pu")
+        read_ns = cdu.received_ns("facility_flow_lpm", "facility_valve1_pu")
         steps = joint(cdu.step_sigma("facility_valve1_pu") / open_)
         board.put_ratio(VALVE, open_, cdu["facility_flow_lpm"], read_ns, steps)
 
         given, read_ns = np.full(len(one), np.nan), np.zeros(len(one), np.int64)
         given[self.looped] = loop["supply_temp_c"][self.loop_of_cdu[self.looped]]
-        read_ns[self.looped] = loop.heard_ns("supply_temp_c")[self.loop_of_cdu[self.looped]]
-        read_ns = np.minimum(read_ns, cdu.heard_ns("facility_supply_temp_c"))
+        read_ns[self.looped] = loop.received_ns("supply_temp_c")[self.loop_of_cdu[self.looped]]
+        read_ns = np.minimum(read_ns, cdu.received_ns("facility_supply_temp_c"))
         steps_k = cdu.step_sigma("facility_supply_temp_c").copy()
         of_loop = loop.step_sigma("supply_temp_c")[self.loop_of_cdu[self.looped]]
         steps_k[self.looped] = joint(steps_k[self.looped], of_loop)

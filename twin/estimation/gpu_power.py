@@ -37,7 +37,7 @@ EXPONENT_LAW = 0.05  # 1 sigma of the law itself between low and high clocks; so
 # A power by the clock so near the cap, of it or of what the exponent leaves open, is the cap;
 # source: estimate
 AT_CAP_PU, AT_CAP_SIGMAS = 0.08, 2.0
-POOLED = 10_001  # GPUs, at most about so many, that tell the coefficients of a profile
+POOLED = 10_001  # GPUs, at most about so many, that determine the coefficients of a profile
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
 CAP_MOVE_PU = 0.5  # the same at a cap; source: estimate
 READ_PU = 0.01  # by which a cap is read back as another one: devices round it. source: estimate
@@ -245,11 +245,11 @@ class GpuPower(EntityState):
         return power_w
 
     def learn(
-        self, rows: slice, readings: Readings, measured: F64, heard_ns: I64, taught: Bool, dt_s: float
+        self, rows: slice, readings: Readings, measured: F64, received_ns: I64, taught: Bool, dt_s: float
     ) -> None:
         """Take in the readings of a part of the GPUs; `taught` [m]: new ones, outside maintenance."""
         m = rows.stop - rows.start
-        power, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        power, read_ns, expected = measured[rows], received_ns[rows], self.expected[rows]
         sm = self._features[0][rows]
         features = [np.ones(m), sm, *(f[rows] if len(f) else np.zeros(m) for f in self._features[1:])]
         finite = np.isfinite(expected - power) & taught

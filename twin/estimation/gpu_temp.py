@@ -35,7 +35,7 @@ HOLD_S = 5.0  # for so long a missing power is taken to stand still; source: est
 SETTLING = 4.0  # lags until a model that began in the middle of things is right (e^-4 of its error is left)
 # A model that moves is less certain: by this share of the way that its lag has yet to go; source: estimate.
 MOVE_PU = 0.15
-# GPUs that have taught so much, so many at the least and about so many at most, tell what is typical of their
+# GPUs that have taught so much, so many at the least and about so many at most, show what is typical of their
 # profile; source: estimate.
 POOLED_AFTER_S, LEAST_POOL, POOLED = 1000.0, 8, 10_001
 # Air through a node at full power and nominal flow warms by so much; source: estimate, servers of this class
@@ -45,7 +45,7 @@ AIR_SMOOTHING_S = 20.0  # whole and half degrees of inlet and outlet against a r
 LEAST_RISE_PU = 0.15  # of that rise; source: estimate
 AIR_RATIO = (0.2, 2.0)  # of air flow over nominal: outside, a sensor errs; source: estimate
 LEAST_AWAY_PU = 0.01  # of a factor: below, its doubt is lost in the noise; source: estimate
-LEAST_OTHERS = 3  # GPUs of a node that tell of its air: then one that is wrong does not sway their median
+LEAST_OTHERS = 3  # GPUs of a node that show its air: then one that is wrong does not sway their median
 # The way of a resistance with the flow is known to this share of the way from where it was learned: laws of
 # fins and channels have exponents from -0.5 to -0.8; source: estimate
 FLOW_DOUBT_PU = 0.2
@@ -209,11 +209,11 @@ class GpuTemp(EntityState):
         # An error of the law of flow shows as fast as a plate follows its flow
         away_pu = np.abs(of_node - self.usual_factor) / of_node * self.lonely
         self.away_pu = away_pu + (self.away_pu - away_pu) * np.where(np.isnan(left), 0.0, left)
-        gaps, new = self.seldom.hear(readings, power_w, power_ns, self.power_w)
+        gaps, new = self.seldom.update(readings, power_w, power_ns, self.power_w)
         if self.unseen_k.any():
             left_of_gpu = self.trays.spread(filled(left.copy()))
             np.multiply(self.unseen_k, left_of_gpu, out=self.unseen_k, where=new)
-        self._hear(power_w, dt_s)
+        self._hold_power(power_w, dt_s)
         if away:
             self.settled_s[:] = 0.0
             self._begin(np.arange(self.n))
@@ -257,10 +257,10 @@ class GpuTemp(EntityState):
         expected[gpus] += resistance * once - lag * (once - twice)
         self.unseen_k[gpus] = filled(self.resistance[gpus] * factor * heat.sigma_w)
 
-    def _hear(self, power_w: F64, dt_s: float) -> None:
+    def _hold_power(self, power_w: F64, dt_s: float) -> None:
         """Take the power of this tick, hold missing values for a while, and start again after longer gaps."""
         held = self.power_w, self.silent_s, self.settled_s
-        if anew := kernels.hear_power(power_w, *held, HOLD_S, dt_s, self._scratch):
+        if anew := kernels.hold_power(power_w, *held, HOLD_S, dt_s, self._scratch):
             self._begin(self._scratch[:anew].copy())
 
     def _begin(self, gpus: I64) -> None:
@@ -332,9 +332,9 @@ class GpuTemp(EntityState):
         self.unknown_k[at] = filled(self.covariance.sigma(at, features))
         return self.unknown_k[at]
 
-    def learn(self, rows: slice, measured: F64, heard_ns: I64, taught: Bool, dt_s: float) -> None:
+    def learn(self, rows: slice, measured: F64, received_ns: I64, taught: Bool, dt_s: float) -> None:
         """Take in the readings of a part of the GPUs; `taught` [m]: new ones, outside maintenance."""
-        temp, read_ns, expected = measured[rows], heard_ns[rows], self.expected[rows]
+        temp, read_ns, expected = measured[rows], received_ns[rows], self.expected[rows]
         usable = np.isfinite(temp - expected) & taught & ~self.noise.lasting(read_ns, rows)
         heated = self.heated[rows]
         share = np.clip(heated / self.full_w[rows], 0.0, 1.0)

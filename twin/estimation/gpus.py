@@ -53,7 +53,7 @@ class GpuEstimator(EntityState):
         self.hot_c = site.design.gpu_slowdown_c[site.rack_of_gpu] - HOT_K
         self.residuals: dict[str, Residual] = {}
         self._scratch = np.empty(n, np.int64)
-        self._told: dict[str, Parameter] | None = None  # parameters, until something moves
+        self._parameters: dict[str, Parameter] | None = None  # parameters, until something moves
 
     def update(self, readings: Readings, dt_s: float, touched: Bool | None = None) -> dict[str, Residual]:
         """Compare all GPUs, then learn from a part, except GPUs that are `touched` [n]."""
@@ -107,7 +107,7 @@ class GpuEstimator(EntityState):
             reference.confidence[:, rows] = confidence_of(in_use - early, sigma)
         self.since_s[part] = 0.0
         self.moves[part] += 1
-        self._told = None
+        self._parameters = None
 
     def _power_values(self, rows: slice) -> F64:
         in_use = self.power.set.in_use
@@ -166,7 +166,7 @@ class GpuEstimator(EntityState):
         self.temp.learn(rows, temp_c, temp_ns, fresh[1], dt_s)
         if not settled:
             return
-        for name, noise, sigma, new, heard_ns in (
+        for name, noise, sigma, new, received_ns in (
             (POWER, self.power.noise, self.power.sigma, fresh[0], power_ns),
             (TEMP, self.temp.noise, self.temp.sigma, fresh[1], temp_ns),
             (CLOCK, self.clock_noise, self.clock_sigma, fresh[0], clock_ns),
@@ -176,7 +176,7 @@ class GpuEstimator(EntityState):
             kernels.unaccounted(residual.measured[rows], expected, self._accounted(name, rows), new, off)
             if name == CLOCK:
                 off /= expected
-            noise.learn(off, heard_ns[rows], dt_s, rows)
+            noise.learn(off, received_ns[rows], dt_s, rows)
             sigma[rows] = noise.sigma(rows)
 
     def _accounted(self, name: str, rows: slice) -> F64:
@@ -191,11 +191,11 @@ class GpuEstimator(EntityState):
 
     def parameters(self) -> dict[str, Parameter]:
         """Return the learned parameters of each GPU [n], as now in use; to be read only."""
-        if self._told is None:
-            self._told = self._tell()
-        return self._told
+        if self._parameters is None:
+            self._parameters = self._collect()
+        return self._parameters
 
-    def _tell(self) -> dict[str, Parameter]:
+    def _collect(self) -> dict[str, Parameter]:
         temp, power = self.temp, self.power
         resistance = temp.set.in_use[RESISTANCE]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -227,7 +227,7 @@ class GpuEstimator(EntityState):
 
     def derive(self) -> None:
         """Collect the parameters again."""
-        self._told = None
+        self._parameters = None
 
     def adopt(self, old: GpuEstimator, old_of_new: OldOfNew) -> None:
         """Take over the learned state of another site; nothing without the places of its GPUs."""

@@ -114,7 +114,7 @@ class RackHeat:
         expected_c = np.where(expected_k >= MIN_RISE_K, entered_c + expected_k, np.nan)
         risen_k = return_c - entered_c
         teaching = (return_c - supply_c >= MIN_RISE_K) & np.isfinite(expected_c)
-        read_ns = rack.heard_ns(*RACK_NAMES[:4])
+        read_ns = rack.received_ns(*RACK_NAMES[:4])
         off_k = np.abs(aims[1] - rise_k) + np.abs(supply_c - entered_c)
         steps_k = joint(rack.step_sigma("supply_temp_c"), rack.step_sigma("return_temp_c"))
         board.put(

@@ -89,16 +89,16 @@ class Cooled:
         out[self.rack] = values[self.cdu]
         return out
 
-    def oldest(self, heard_ns: I64) -> I64:
+    def oldest(self, received_ns: I64) -> I64:
         """Return the oldest instant among the racks of each CDU [n_cdu]."""
         out = np.full(self.n_cdu, np.iinfo(np.int64).max)
-        np.minimum.at(out, self.cdu, heard_ns[self.rack])
+        np.minimum.at(out, self.cdu, received_ns[self.rack])
         return out
 
-    def heard_of_cdu(self, heard_ns: I64) -> I64:
+    def of_cdus(self, received_ns: I64) -> I64:
         """Return the instant of each rack's CDU [n_rack]; 0 without a CDU."""
         out = np.zeros(self.n_rack, np.int64)
-        out[self.rack] = heard_ns[self.cdu]
+        out[self.rack] = received_ns[self.cdu]
         return out
 
 
@@ -134,7 +134,7 @@ class HydraulicsEstimator(EntityState):
             BRANCH,
             expected,
             flow,
-            rack.heard_ns("flow_lpm", "diff_pressure_pa"),
+            rack.received_ns("flow_lpm", "diff_pressure_pa"),
             implied=implied,
             slope=-0.5 * expected / k,
             level=expected,
@@ -143,7 +143,7 @@ class HydraulicsEstimator(EntityState):
         across = cooled.of_cdu(cdu["diff_pressure_pa"])
         across = np.where(across >= LEAST_DROP_PA, across, np.nan)
         read_ns = np.minimum(
-            rack.heard_ns("diff_pressure_pa"), cooled.heard_of_cdu(cdu.heard_ns("diff_pressure_pa"))
+            rack.received_ns("diff_pressure_pa"), cooled.of_cdus(cdu.received_ns("diff_pressure_pa"))
         )
         board.put_ratio(DROP, across, drop, read_ns)
         self._cdu(rack, cdu, board)
@@ -166,11 +166,13 @@ class HydraulicsEstimator(EntityState):
             )
             # The middle of the two, for a resistance that goes with the square of the flow
             factor = np.where(moved, np.exp(-most), np.nan)
-            moved = board.change(BRANCH, factor, np.abs(most), rack.heard_ns("flow_lpm", "diff_pressure_pa"))
+            moved = board.change(
+                BRANCH, factor, np.abs(most), rack.received_ns("flow_lpm", "diff_pressure_pa")
+            )
         np.copyto(self.valve_pu, valve, where=moved | np.isnan(before))
 
     def _cdu(self, rack: Latest, cdu: Latest, board: Board) -> None:
-        flow, read_ns = cdu["flow_lpm"], cdu.heard_ns("flow_lpm")
+        flow, read_ns = cdu["flow_lpm"], cdu.received_ns("flow_lpm")
         running = flow >= self._cdu_least
         summed = self.cooled.sums(rack["flow_lpm"])
         expected = board.parameter(SUM) * summed
@@ -178,7 +180,7 @@ class HydraulicsEstimator(EntityState):
             SUM,
             expected,
             flow,
-            np.minimum(read_ns, self.cooled.oldest(rack.heard_ns("flow_lpm"))),
+            np.minimum(read_ns, self.cooled.oldest(rack.received_ns("flow_lpm"))),
             implied=np.where(running, flow / summed, np.nan),
             slope=summed,
             level=np.maximum(expected, self._cdu_least),
@@ -199,7 +201,7 @@ class HydraulicsEstimator(EntityState):
             PUMP,
             expected,
             flow,
-            cdu.heard_ns(*names),
+            cdu.received_ns(*names),
             implied=np.where(running, (drop + steep * flow**2) / full, np.nan),
             slope=0.5 * full / (steep * expected),
             level=expected,
@@ -215,5 +217,5 @@ class HydraulicsEstimator(EntityState):
 
         squared = np.where(running, flow**2, np.nan)
         self.clogged_pu = (board.parameter(FILTER) - board.learned(FILTER, "reference")) * squared / full
-        read_ns = cdu.heard_ns("flow_lpm", "filter_diff_pressure_pa")
+        read_ns = cdu.received_ns("flow_lpm", "filter_diff_pressure_pa")
         board.put_ratio(FILTER, squared, cdu["filter_diff_pressure_pa"], read_ns)

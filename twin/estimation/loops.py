@@ -70,7 +70,7 @@ class Loops:
         outdoor, read_ns, weather_steps_k = np.nan, 0, 0.0
         for name in SITE_NAMES:  # the wet bulb, where there is one: towers follow it, dry coolers nearly
             if len(weather[name]) and np.isfinite(weather[name][0]):
-                outdoor, read_ns = float(weather[name][0]), int(weather.heard_ns(name)[0])
+                outdoor, read_ns = float(weather[name][0]), int(weather.received_ns(name)[0])
                 weather_steps_k = float(weather.step_sigma(name)[0])
         lpm = cdu["facility_flow_lpm"][self.cdu]
         summed: F64 = np.bincount(self.loop, lpm, self.n).astype(np.float64)
@@ -78,7 +78,7 @@ class Loops:
         now = now_ns, dt_s
         moved_k = self._moved(lpm, cdu, now)
         # Weather is reported once a minute; only the loop's reading is new
-        heard_ns = np.where(read_ns > 0, loop.heard_ns("supply_temp_c"), 0)
+        received_ns = np.where(read_ns > 0, loop.received_ns("supply_temp_c"), 0)
         base, aim_k = outdoor + board.parameter(APPROACH), self._aim_moved_k(cdu, now)
         # Somewhere between where it was and where its CDUs have asked it to go
         followed_k = filled(np.clip(supply - base, np.minimum(aim_k, 0.0), np.maximum(aim_k, 0.0)))
@@ -86,7 +86,7 @@ class Loops:
             APPROACH,
             base + followed_k,
             supply,
-            heard_ns,
+            received_ns,
             implied=supply - outdoor,
             slope=1.0,
             loose=WEATHER_MOVES_K + moved_k + AIM_SHARE * np.abs(aim_k),
@@ -97,14 +97,14 @@ class Loops:
         heat: F64 = np.bincount(self.loop, given, self.n).astype(np.float64)
         oldest = np.full(self.n, np.iinfo(np.int64).max)
         np.minimum.at(
-            oldest, self.loop, cdu.heard_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
+            oldest, self.loop, cdu.received_ns("facility_flow_lpm", "facility_return_temp_c")[self.cdu]
         )
-        heard_ns = np.minimum(oldest, loop.heard_ns("return_temp_c"))
+        received_ns = np.minimum(oldest, loop.received_ns("return_temp_c"))
         mixed_steps = lpm * cdu.step_sigma("facility_return_temp_c")[self.cdu]
         steps_k = np.bincount(self.loop, mixed_steps, self.n) / summed
         board.steps[board.cells[RETURN]] = joint(steps_k, loop.step_sigma("return_temp_c"))
-        self._return(board, heat, summed, (supply, back), heard_ns, now)
-        board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.heard_ns("flow_lpm")))
+        self._return(board, heat, summed, (supply, back), received_ns, now)
+        board.put_ratio(FLOW, summed, flow, np.minimum(oldest, loop.received_ns("flow_lpm")))
 
     def _moved(self, lpm: F64, cdu: Latest, now: tuple[int, float]) -> F64:
         """Return 1 sigma, K, of each loop's supply after a recent change of its heat."""
@@ -132,7 +132,7 @@ class Loops:
         heat: F64,
         summed: F64,
         ends: tuple[F64, F64],
-        heard_ns: I64,
+        received_ns: I64,
         now: tuple[int, float],
     ) -> None:
         """Return of each loop: `heat` is the sum of flow times return over its CDUs, `ends` its supply and
@@ -150,7 +150,7 @@ class Loops:
             RETURN,
             arrived,
             back,
-            heard_ns,
+            received_ns,
             implied=np.where(teaching, board.parameter(RETURN) + (back - arrived) / slope, np.nan),
             slope=np.where(teaching, slope, 0.0),
             loose=SENSORS_K + 0.5 * np.maximum(np.abs(mixed - arrived) - 0.3, 0.0),

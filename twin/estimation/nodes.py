@@ -90,7 +90,7 @@ class Linear(EntityState):
         self,
         features: list[F64],
         measured: F64,
-        heard_ns: I64,
+        received_ns: I64,
         dt_s: float,
         untouched: Bool | None = None,
         doubt: F64 | None = None,
@@ -112,7 +112,7 @@ class Linear(EntityState):
         self._unknown[:] = 0.0
         self._unknown[at] = self.covariance.sigma(at, [x[at] for x in features])
         sigma[at] = np.hypot(sigma[at], self._unknown[at])
-        self._learn(part, features, measured, heard_ns, untouched, loose)
+        self._learn(part, features, measured, received_ns, untouched, loose)
         return Residual(self.name, expected, measured, sigma)
 
     def learning_left(self) -> tuple[F64, I64]:
@@ -140,13 +140,13 @@ class Linear(EntityState):
         part: int,
         features: list[F64],
         measured: F64,
-        heard_ns: I64,
+        received_ns: I64,
         untouched: Bool | None,
         loose: F64,
     ) -> None:
         rows, dt_s = self.parts[part], float(self.elapsed_s[part])
         self.elapsed_s[part] = 0.0
-        read_ns = heard_ns[rows]
+        read_ns = received_ns[rows]
         clipped, weight, off = np.empty((3, len(read_ns)))
         taught = kernels.teach_linear(
             measured[rows],
@@ -261,7 +261,7 @@ class NodeEstimator(EntityState):
         return out
 
     def _nodes(self, readings: Readings, dt_s: float, untouched: Bool | None) -> dict[str, Residual]:
-        power_w, heard_ns = readings.good("node", "power_w")
+        power_w, received_ns = readings.good("node", "power_w")
         gpu_w, _ = readings.good("gpu", "power_w")
         inner_w = self._of_gpus(gpu_w)
         if readings.known("node", "cpu_power_w"):
@@ -270,7 +270,7 @@ class NodeEstimator(EntityState):
             NODE: self.relations[NODE].compare(
                 [np.ones_like(inner_w), inner_w],
                 power_w,
-                heard_ns,
+                received_ns,
                 dt_s,
                 untouched,
                 self._fans(inner_w, dt_s),
@@ -303,7 +303,7 @@ class NodeEstimator(EntityState):
         return out
 
     def _rack(self, readings: Readings, dt_s: float, untouched: Bool | None) -> Residual:
-        power_w, heard_ns = readings.good("rack", "power_w")
+        power_w, received_ns = readings.good("rack", "power_w")
         node_w, _ = readings.good("node", "power_w")
         sums = np.where(self._filled, self.site.sum_by_rack("node", node_w), np.nan)
         # Of a time without ticks, as between an end and a restart, nothing is remembered
@@ -321,11 +321,11 @@ class NodeEstimator(EntityState):
             sums = np.where(known, sums, np.where(recent & self._filled, lately_w, np.nan))
         self.ring[0] = sums
         self.ring_ns[0] = readings.now_ns
-        fresh = heard_ns > self.rack_ns
-        self.rack_ns = heard_ns.copy()
+        fresh = received_ns > self.rack_ns
+        self.rack_ns = received_ns.copy()
         if fresh.any():
             for k, delay_s in enumerate(DELAYS_S):
-                np.copyto(self.then[k], self._at(heard_ns - round(delay_s * NS)), where=fresh)
+                np.copyto(self.then[k], self._at(received_ns - round(delay_s * NS)), where=fresh)
         self.delay.advance(dt_s)
         relation = self.relations[RACK]
         overhead, slope = relation.set.in_use
@@ -341,7 +341,7 @@ class NodeEstimator(EntityState):
         beside = np.stack([np.maximum(chosen - 1, 0), np.minimum(chosen + 1, len(DELAYS_S) - 1)])
         step = np.abs(np.take_along_axis(self.then, beside, axis=0) - then).max(axis=0)
         doubt = filled(slope * np.maximum(DELAY_DOUBT * span, BETWEEN_DOUBT * step))
-        return relation.compare([np.ones_like(then), then], power_w, heard_ns, dt_s, untouched, doubt)
+        return relation.compare([np.ones_like(then), then], power_w, received_ns, dt_s, untouched, doubt)
 
     def lately_w(self) -> F64:
         """Return the power of the racks' nodes in the last ticks [MOVING, n_rack]; 0 if one is unknown."""

@@ -50,14 +50,14 @@ class ResidualNoise(EntityState):
         """Return how many more readings it takes until the noise is learned [n]."""
         return np.maximum(NOISE_WARMUP - self.count, 0)
 
-    def learn(self, difference: F64, heard_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
-        """Learn residuals (NaN: none) of readings of `heard_ns`; one far off counts as four sigmas.
+    def learn(self, difference: F64, received_ns: I64, dt_s: float, rows: slice = slice(None)) -> None:
+        """Learn residuals (NaN: none) of readings of `received_ns`; one far off counts as four sigmas.
 
         With `rows`, both are those of a part of the rows, `dt_s` seconds after that part's turn before.
         """
         kernels.learn_noise(
             difference,
-            heard_ns,
+            received_ns,
             self.variance[rows],
             self.mean[rows],
             self.creeping[rows],
@@ -72,7 +72,7 @@ class ResidualNoise(EntityState):
             NOISE_WARMUP,
         )
 
-    def lasting(self, heard_ns: I64, rows: slice = slice(None)) -> Bool:
+    def lasting(self, received_ns: I64, rows: slice = slice(None)) -> Bool:
         """Return the rows that have deviated for so long that they must not teach."""
         off_ns = self.off_ns[rows]
-        return np.asarray((off_ns > 0) & (heard_ns - off_ns >= FAULT_S * NS))
+        return np.asarray((off_ns > 0) & (received_ns - off_ns >= FAULT_S * NS))

@@ -215,12 +215,12 @@ class Reference(EntityState):
         super().__init__({"k": k, table: n}, table)
         self.settled_s = settled_s
 
-    def settle(self, rows: slice, value: F64, taught_s: F64, heard_ns: I64) -> None:
+    def settle(self, rows: slice, value: F64, taught_s: F64, received_ns: I64) -> None:
         """Make `value` [k, m] the reference once enough readings have been used for the first time.
 
-        `heard_ns` [m]: instant of the newest of them.
+        `received_ns` [m]: instant of the newest of them.
         """
         early = self.value[:, rows]
         fresh: Bool = np.isnan(early[0]) & (taught_s >= self.settled_s) & np.isfinite(value).all(axis=0)
         np.copyto(early, value, where=fresh)
-        np.copyto(self.settled_ns[rows], heard_ns, where=fresh)
+        np.copyto(self.settled_ns[rows], received_ns, where=fresh)

@@ -19,7 +19,7 @@ from twin.site import Site
 # Meters of class 0.5 and their sampling at different instants; the floor under a learned balance noise.
 METER_NOISE_PU = 0.002
 SPLIT, BALANCE = "feeder.power_w/split", "feeder.balance"
-# Meters of a building are read at instants of their own, which nobody tells: while one moves, by more than a
+# Meters of a building are read at instants of their own, which are unknown: while one moves, by more than a
 # share of its reading, or while the nodes below it did, it is doubted by so much of how far; source: estimate
 MOVED_S, MOVED_SHARE, LEAST_MOVE_PU = 5.0, 0.5, 0.01
 LEAST_LOAD_W = 1000.0  # below, how feeds share says nothing; source: estimate
@@ -157,22 +157,22 @@ class PowerTreeEstimator:
 
     def update(self, feeder: Latest, rack: Latest, board: Board, now_ns: int, dt_s: float) -> None:
         """Update every sum, and every root's share."""
-        feeder_w, feeder_ns = feeder["power_w"], feeder.heard_ns("power_w")
-        rack_w, rack_ns = rack["power_w"], rack.heard_ns("power_w")
-        heard_ns = np.full(self.n, np.iinfo(np.int64).max)
+        feeder_w, feeder_ns = feeder["power_w"], feeder.received_ns("power_w")
+        rack_w, rack_ns = rack["power_w"], rack.received_ns("power_w")
+        received_ns = np.full(self.n, np.iinfo(np.int64).max)
         for (rows, members), t_ns in (
             (self._meter, feeder_ns),
             (self._load_feeder, feeder_ns),
             (self._load_rack, rack_ns),
         ):
-            np.minimum.at(heard_ns, rows, t_ns[members])
+            np.minimum.at(received_ns, rows, t_ns[members])
         measured = _sums(self._meter, feeder_w, self.n)
         expected = _sums(self._load_feeder, feeder_w, self.n)
         expected += _sums(self._load_rack, rack_w, self.n)
         level = np.where(expected > 0, expected, np.nan)
         doubt_w = self._moving(feeder_w, now_ns, dt_s)
         loose = _sums(self._meter, doubt_w, self.n)
-        board.put(BALANCE, expected, measured, heard_ns, level=level, loose=loose)
+        board.put(BALANCE, expected, measured, received_ns, level=level, loose=loose)
         if self._n_groups:
             self._split(feeder_w, feeder_ns, board)
             board.loose[board.cells[SPLIT]] = doubt_w
@@ -190,7 +190,7 @@ class PowerTreeEstimator:
         away_w = np.maximum(filled(far_w), self._below_w) - LEAST_MOVE_PU * np.abs(feeder_w)
         return np.asarray(MOVED_SHARE * np.maximum(filled(away_w), 0.0), np.float64)
 
-    def _split(self, feeder_w: F64, heard_ns: I64, board: Board) -> None:
+    def _split(self, feeder_w: F64, received_ns: I64, board: Board) -> None:
         """Expect each root from the deliveries of the others of its group."""
         whole = np.bincount(self._group, weights=feeder_w[self._member], minlength=self._n_groups)
         others = np.full(self._n_feeder, np.nan)
@@ -204,7 +204,7 @@ class PowerTreeEstimator:
         others[self._member] = np.where(alone, known_w[self._group], whole[self._group] - known)
         others[others < LEAST_LOAD_W] = np.nan
         oldest = np.full(self._n_groups, np.iinfo(np.int64).max)
-        np.minimum.at(oldest, self._group, heard_ns[self._member])
+        np.minimum.at(oldest, self._group, received_ns[self._member])
         read_ns = np.zeros(self._n_feeder, np.int64)
         read_ns[self._member] = oldest[self._group]
         board.put_ratio(SPLIT, others, feeder_w, read_ns)

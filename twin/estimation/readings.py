@@ -46,7 +46,7 @@ class Latest:
         self.at = {name: i for i, name in enumerate(names)}
         self._rows = np.array([spec.by_name[name].row for name in names], np.int32)
         self._each_row: list[int] = self._rows.tolist()
-        self._values, self._heard_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
+        self._values, self._received_ns = np.zeros((0, 0)), np.zeros((0, 0), np.int64)
         self._at_once = False
         self._step_sigma = np.zeros((0, 0))
 
@@ -56,7 +56,7 @@ class Latest:
         self._values = column.value[self._rows].astype(np.float64)
         groups = column.partition.group_of_row[self._rows]
         self._at_once = bool((groups == groups[0]).all())
-        self._heard_ns = column.t_ns[groups]
+        self._received_ns = column.t_ns[groups]
         bad = column.quality[self._rows] != GOOD
         for k, row in enumerate(self._each_row):
             if (timely := column.timely(row, state.now_ns)) is not None:
@@ -76,13 +76,13 @@ class Latest:
         values: F64 = self._values[self.at[name]]
         return values
 
-    def heard_ns(self, *names: str) -> I64:
+    def received_ns(self, *names: str) -> I64:
         """Return the instant of the oldest of these readings [n]."""
-        oldest: I64 = self._heard_ns[self.at[names[0]]]
+        oldest: I64 = self._received_ns[self.at[names[0]]]
         if self._at_once:  # all came together
             return oldest
         for name in names[1:]:
-            oldest = np.minimum(oldest, self._heard_ns[self.at[name]])
+            oldest = np.minimum(oldest, self._received_ns[self.at[name]])
         return oldest
 
 
@@ -101,7 +101,7 @@ class Readings:
             value = column.value[signal.row].astype(np.float64)
             if not column.all_current(signal, self.now_ns):
                 np.copyto(value, np.nan, where=~column.current(signal, self.now_ns))
-            self._good[key] = value, column.heard_ns(signal)
+            self._good[key] = value, column.received_ns(signal)
         return self._good[key]
 
     def lately(self, table: str, name: str) -> F64:

@@ -1,8 +1,8 @@
 """Sparse power: heat of a plate whose power is read less often than the plate's time constant.
 
 An exporter that is scraped every 30 s shows one instant of it, and a plate forgets in 7 s. Between two
-readings the power is taken to have stood, until the second one tells better: by the energy that was counted
-in between, or by a step at an instant that nobody knows.
+readings the power is taken to have stood, until the second one gives a better value: by the energy that was
+counted in between, or by a step at an instant that nobody knows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SeldomPower(EntityState):
         super().__init__(sizes)
         self._most_w = most_w
 
-    def hear(self, readings: Readings, power_w: F64, power_ns: I64, before_w: F64) -> tuple[Gaps, Bool]:
+    def update(self, readings: Readings, power_w: F64, power_ns: I64, before_w: F64) -> tuple[Gaps, Bool]:
         """Return the gaps that end with this tick's new powers [n]."""
         gap_ns = power_ns - self.read_ns
         new = (gap_ns > 0) & np.isfinite(power_w)
@@ -76,7 +76,7 @@ class SeldomPower(EntityState):
         table = readings.state.tables["gpu"]
         counted = table.raw[ENERGY.row, gpus] >= 0
         total_mj = np.where(counted, table.total[ENERGY.row, gpus].astype(np.float64), np.nan)
-        now_ns = table.heard_ns(ENERGY)[gpus]
+        now_ns = table.received_ns(ENERGY)[gpus]
         with np.errstate(divide="ignore", invalid="ignore"):
             mean_w = 1e-3 * (total_mj - self.energy_mj[gpus]) / ((now_ns - self.energy_ns[gpus]) / NS)
             possible = (mean_w > 0.0) & (mean_w <= MOST_PU * self._most_w[gpus])
@@ -91,7 +91,7 @@ class SeldomPower(EntityState):
 
         A step at an instant that is uniform over the gap g has settled to 1 - tau/g (1 - exp(-g/tau)) on
         average (integral of exp(-u/tau) over u from 0 to g; of the second lag of (1 + u/tau) exp(-u/tau)).
-        A mean power between the two tells the instant of one step. A mean beyond both tells of moves in
+        A mean power between the two gives the instant of one step. A mean beyond both shows moves in
         between: then the plate is as warm as the mean makes it, within the distance to the last reading.
         """
         moved_w = gaps.now_w - gaps.before_w

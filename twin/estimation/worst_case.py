@@ -1,4 +1,4 @@
-"""Worst case: how bad an unheard value may be by now, by the fastest drift that a profile states, and for
+"""Worst case: how bad an unreported value may be by now, by the fastest drift that a profile states, and for
 GPUs no farther than their power can heat them while coolant is known to flow, and at once where it stands.
 
 T = T_in + P R(Q) at rest (domain law); a value that is read is never bettered by this.

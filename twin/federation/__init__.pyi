@@ -3,12 +3,12 @@ from .prior_files import (
     StatisticsFile as StatisticsFile,
     TrustedKey as TrustedKey,
     chosen_spans as chosen_spans,
+    file_bytes as file_bytes,
     merge_files as merge_files,
     prior_of as prior_of,
     read_file as read_file,
     sign_file as sign_file,
     verified as verified,
-    written as written,
 )
 from .privacy import (
     PERIOD_D as PERIOD_D,

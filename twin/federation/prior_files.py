@@ -83,7 +83,7 @@ def sign_file(file: Signed, signer: HeadSigner) -> Signed:
     return msgspec.structs.replace(named, signature=signer.signature(_content(named)))
 
 
-def written(file: StatisticsFile | PriorFile) -> bytes:
+def file_bytes(file: StatisticsFile | PriorFile) -> bytes:
     """It as bytes for a file. Raises ConfigError if they are too many."""
     data = msgspec.json.format(_encode(file), indent=1) + b"\n"
     most = MAX_BYTES if isinstance(file, StatisticsFile) else MAX_MERGED_BYTES

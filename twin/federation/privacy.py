@@ -141,7 +141,7 @@ class BudgetLedger:
     def _left(self, spending: Spending, budget: Fraction) -> Fraction:
         since_ns = spending.now_ns - PERIOD_D * DAY_NS
         counted = [one for one in self.spendings() if one.now_ns > since_ns]
-        left = budget - spent(counted) - Fraction(spending.epsilon)
+        left = budget - total_budget(counted) - Fraction(spending.epsilon)
         if left < 0:
             freed, back = Fraction(0), ""
             for one in sorted(counted, key=lambda one: one.now_ns):
@@ -150,14 +150,14 @@ class BudgetLedger:
                     back = f"; so much is free again on {utc(one.now_ns + PERIOD_D * DAY_NS)[:10]}"
                     break
             raise ConfigError(
-                f"{self.path}: {float(spent(counted)):g} of {float(budget):g} was spent in the last "
+                f"{self.path}: {float(total_budget(counted)):g} of {float(budget):g} was spent in the last "
                 f"{PERIOD_D} days, too much for {spending.epsilon} more; expected a smaller --epsilon, or a "
                 f"later day{back}"
             )
         return left
 
 
-def spent(spendings: Sequence[Spending]) -> Fraction:
+def total_budget(spendings: Sequence[Spending]) -> Fraction:
     """The sum of budgets: that of all publications together."""
     return sum((Fraction(one.epsilon) for one in spendings), Fraction(0))
 

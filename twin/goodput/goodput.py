@@ -26,8 +26,8 @@ TURNS = 10  # of the jobs, so that they are not all looked at in one tick
 ACTIVE_PU = 0.1  # of a job's usual activity, from which on it trains; a save leaves 0.05. source: estimate
 IDLE_PU = 0.02  # of all time: below, no usual activity is known
 USUAL_FADES_S = 6 * 3600.0
-HEARD_PU = 0.5  # of a job's GPUs that must be heard, or nothing is said of the time
-LEAST_TENSOR_PU = 0.05  # in a dip of a collective all wait: tensor cores tell nothing
+REPORTING_PU = 0.5  # of a job's GPUs that must report, or the time is not judged
+LEAST_TENSOR_PU = 0.05  # in a dip of a collective all wait: tensor cores say nothing
 LEAST_GPUS = 4  # of a job, below which no member stands out from its peers
 SMOOTH_S = 120.0
 NOTED_S = 600.0  # between notes of what links count; source: estimate
@@ -111,7 +111,7 @@ class GoodputState(EntityState):
     trained_s: F64 = column("job", "f8")
     still_s: F64 = column("job", "f8")  # saves, restarts, waiting for data
     lost_s: F64 = column("job", "f8")  # trained, and lost with a restart
-    saved_ns: I64 = column("job", "i8")  # when the save began that was last told of
+    saved_ns: I64 = column("job", "i8")  # when the save began that was last reported
     kept_s: F64 = column("job", "f8")  # of what trained, held by that save
     restarts: I32 = column("job", "i4")
     slowdown: F32 = column("job", "f4", 1.0)
@@ -189,7 +189,7 @@ class GoodputState(EntityState):
         self._forget_gpus(nodes[self.site.node_of_gpu])
 
     def _forget_silent(self, turn: _Turn) -> None:
-        """Forget how members differ that are no longer heard: it is not known any more."""
+        """Forget how members differ that no longer report: it is not known any more."""
         for which, readings in enumerate(turn.readings):
             silent = ~np.isfinite(readings)
             if silent.any():
@@ -229,15 +229,15 @@ class GoodputState(EntityState):
         activity = self._read(state, SM, turn.gpus)
         if not np.isfinite(activity).any():
             activity = self._read(state, UTIL, turn.gpus)
-        heard = turn.parts.counts(np.isfinite(activity)) >= HEARD_PU * turn.parts.size
+        reporting = turn.parts.counts(np.isfinite(activity)) >= REPORTING_PU * turn.parts.size
         middle = np.nan_to_num(turn.parts.medians(activity))
         kept = np.exp(-turn.dt_s / USUAL_FADES_S)
         usual = np.where(
-            heard, np.maximum(self.usual_pu[turn.slots] * kept, middle), self.usual_pu[turn.slots]
+            reporting, np.maximum(self.usual_pu[turn.slots] * kept, middle), self.usual_pu[turn.slots]
         )
         self.usual_pu[turn.slots] = usual
-        trains = heard & (usual >= IDLE_PU) & (middle >= ACTIVE_PU * usual)
-        known_s = np.where(heard, np.minimum(turn.dt_s, LONGEST_S), 0.0)
+        trains = reporting & (usual >= IDLE_PU) & (middle >= ACTIVE_PU * usual)
+        known_s = np.where(reporting, np.minimum(turn.dt_s, LONGEST_S), 0.0)
         self.trained_s[turn.slots] += np.where(trains, known_s, 0.0)
         self.still_s[turn.slots] += np.where(trains, 0.0, known_s)
         self._saved(turn.slots, jobs, state.now_ns)
@@ -403,9 +403,9 @@ class GoodputState(EntityState):
                     "and none stands out: all wait equally",)  # fmt: skip
         if link is None:
             return HeldBack(table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, said)
-        told = (f"{link.ends}: {link.evidence}", *said)
+        evidence = (f"{link.ends}: {link.evidence}", *said)
         entity = self.site.name(link.table, link.entity)
-        return HeldBack(link.table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, told,
+        return HeldBack(link.table, entity, tuple(named.tolist()), slowdown, since_ns, cost_gpu_h, evidence,
                         link.ends)  # fmt: skip
 
     def _place(self, named: I32, gpus: I32) -> tuple[str, str]:

@@ -178,14 +178,14 @@ class _Look:
         self.left_out = 0
         held = forecasts.get((CHANCE, DAY_S))
         self.forecast = held if held is not None and len(held.mean) == site.sizes["node"] else None
-        self._told: dict[tuple[str, int], dict[str, int]] = {}  # kinds and their gravity
+        self._gravity_of: dict[tuple[str, int], dict[str, int]] = {}  # kinds and their gravity
         for fault in faults:
             if fault.signal:  # a sensor that reads wrong explains no device that is not well
                 continue
             for place in ((fault.table, fault.entity), *_wet_below(fault, site)):
-                kinds = self._told.setdefault(place, {})
+                kinds = self._gravity_of.setdefault(place, {})
                 kinds[fault.kind] = max(kinds.get(fault.kind, 0), GRAVITY.get(fault.severity, 0))
-        self.facility_told = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
+        self.facility_alarmed = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
                                  for f in faults)  # fmt: skip
         self._together: I32 | None = None
         self._followers: dict[int, I32] | None = None
@@ -214,8 +214,8 @@ class _Look:
             some = order[done : done + MOST]
             self._listen("node", some)
             self._listen("gpu", ill[np.isin(site.node_of_gpu[ill], some)])
-            told = (self._node(i, likely is not None and bool(likely[i])) for i in some.tolist())
-            found += [f for f in told if f is not None]
+            alarms = (self._node(i, likely is not None and bool(likely[i])) for i in some.tolist())
+            found += [f for f in alarms if f is not None]
             done += len(some)
         self.left_out += len(order) - done
         return found
@@ -232,7 +232,7 @@ class _Look:
             return None
         likely: Bool = self.forecast.mean >= np.float32(LIKELY_PU)
         still = np.flatnonzero((self.forecast.mean >= np.float32(STILL_LIKELY_PU)) & ~likely)
-        if len(still):  # what stands of a node that has just failed was told of that failure
+        if len(still):  # the findings of a node that has just failed are of that failure
             log = self.health.log()
             ended_ns = np.where(log.end_ns == 0, self.health.looked_ns, log.end_ns)
             fresh = log.node[ended_ns >= self.health.looked_ns - round(DAY_S * NS)]
@@ -250,7 +250,7 @@ class _Look:
             if level[gpu] >= DEGRADED and not (spared is not None and spared[gpu]):
                 found = self._reason("gpu", gpu, f"gpu{gpu - first}", node)
                 reasons += [found] if found is not None else []
-        # A GPU's own reason is more telling than that trouble recurs on its node
+        # A GPU's own reason is more specific than trouble that recurs on its node
         reasons.sort(key=lambda r: (-r.level, not r.name and {e.rule for e in r.evidence} == {RECURS}))
         likely = likely and not (reasons and reasons[0].level >= FAILED)
         if not reasons and not likely:
@@ -288,12 +288,14 @@ class _Look:
             return None
         if int(held.lowered[index]) in (BY_FACILITY, BY_POWER) and todo in _NOTHING_TO_CURE:
             return None
-        told = self._told_of(part, index, node)
-        speaks = [e for e in self._speaks[part].get(index, []) if not is_over(SPECS[part].rule(e.rule), told)]
+        gravities = self._gravities(part, index, node)
+        speaks = [
+            e for e in self._speaks[part].get(index, []) if not is_over(SPECS[part].rule(e.rule), gravities)
+        ]
         if not speaks and (part == "node" or not self._stands(part, index, node)):
             return None  # all is in its members, or the level is only kept a little longer than its reasons
-        if speaks and told:
-            alarmed = [is_alarmed(SPECS[part].rule(e.rule), e.level, told) for e in speaks]
+        if speaks and gravities:
+            alarmed = [is_alarmed(SPECS[part].rule(e.rule), e.level, gravities) for e in speaks]
             if all(alarmed):
                 return None
             level = max(e.level for e, known in zip(speaks, alarmed, strict=True) if not known)
@@ -309,12 +311,12 @@ class _Look:
         owner = self.site.name(PARTS[part], index // 2 if part in PAIRED else index)
         return f"health/{part}/{name_of_part(part, index, owner)}" in self.active
 
-    def _told_of(self, part: str, index: int, node: int = -1) -> dict[str, int]:
+    def _gravities(self, part: str, index: int, node: int = -1) -> dict[str, int]:
         """Return the faults that the diagnosis reports of a part, and of the whole node of a GPU: kinds with
         their gravity.
         """
-        own = self._told.get((PARTS[part], index // 2 if part in PAIRED else index), {})
-        return own if node < 0 else self._told.get(("node", node), {}) | own
+        own = self._gravity_of.get((PARTS[part], index // 2 if part in PAIRED else index), {})
+        return own if node < 0 else self._gravity_of.get(("node", node), {}) | own
 
     def _chance(self, node: int) -> str:
         assert self.forecast is not None
@@ -378,7 +380,7 @@ class _Look:
                 for k in np.argsort(-kinds, kind="stable")[:3].tolist() if kinds[k]]  # fmt: skip
         names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
         racks = len(np.unique(self.site.rack_of_node[nodes]))
-        severity = "warning" if self.facility_told else "critical"  # the cause has an alarm of its own
+        severity = "warning" if self.facility_alarmed else "critical"  # the cause has an alarm of its own
         many = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
         where = f"{many} in {racks} {'rack' if racks == 1 else 'racks'}: "
         return [Finding("health/shared", severity, "Nodes became unusable together", names,
@@ -410,7 +412,7 @@ class _Look:
             for i in self._unworked(left.table, soon).tolist():
                 name = self.site.name(left.table, i)
                 what = left.what.partition(".")[2].replace("_", " ") or left.what
-                severity = "info" if (left.table, i) in self._told else "warning"
+                severity = "info" if (left.table, i) in self._gravity_of else "warning"
                 title = f"{what} of {name} reaches its limit within two weeks"
                 found.append(
                     Finding(f"health/wear/{left.what}/{name}", severity, title, (name,),
@@ -461,23 +463,23 @@ class _Look:
         return index
 
 
-def is_alarmed(rule: Rule | None, level: int, told: Mapping[str, int]) -> bool:
+def is_alarmed(rule: Rule | None, level: int, gravities: Mapping[str, int]) -> bool:
     """Return True if the diagnosis reports a fault that accounts for a rule's evidence, as gravely as its
     level is; how grave a fault is that a rule only repeats, the diagnosis says.
 
-    `told`: by kind of fault, 0 info, 1 warning, 2 critical.
+    `gravities`: by kind of fault, 0 info, 1 warning, 2 critical.
     """
     if rule is None:
         return False
-    if rule.source == DIAGNOSIS and rule.id in told:
+    if rule.source == DIAGNOSIS and rule.id in gravities:
         return True
     rank = 2 if level >= FAILED and rule.id not in _RUNS_ON else 1
-    return any(gravity >= rank and rule.sign_of(kind) for kind, gravity in told.items())
+    return any(gravity >= rank and rule.sign_of(kind) for kind, gravity in gravities.items())
 
 
-def is_over(rule: Rule | None, told: Mapping[str, int]) -> bool:
+def is_over(rule: Rule | None, gravities: Mapping[str, int]) -> bool:
     """Return True if a rule only repeats a fault of the diagnosis and adds nothing."""
-    return rule is not None and rule.echo and not any(rule.sign_of(kind) for kind in told)
+    return rule is not None and rule.echo and not any(rule.sign_of(kind) for kind in gravities)
 
 
 def _down_together(log: FailureLog) -> Bool:

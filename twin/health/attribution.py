@@ -26,9 +26,9 @@ HOLD_S = 60.0  # an answer stands so long after the clock was last lowered; sour
 WINDOW_S = 600.0  # over which slowdowns of the hardware are counted; source: domain.md C, ten minutes
 MOST_S, ONE_LOOK_S = 300.0, 10.0  # that one look adds at most; source: estimate
 # Neighbours slowed by heat at the same time that are no chance: so many, and so large a share of those of the
-# rack or of the CDU that are heard; source: estimate
+# rack or of the CDU that report; source: estimate
 LEAST_NEIGHBOURS, NEIGHBOURS_PU = 3, 0.25
-LEAST_HEARD = 2  # neighbours that must run free before a GPU is blamed; source: estimate
+LEAST_REPORTING = 2  # neighbours that must run free before a GPU is blamed; source: estimate
 FEEDS = ("feed_lost", "breaker_tripped", "grid_event")
 # A supply or inlet above these: no GPU below is to blame. Judged by the guard of the profile, if it has one.
 WARM = (("rack.supply_temp_c", "rack"), ("rack.inlet_temp_c", "rack"), ("node.inlet_temp_c", "node"),
@@ -112,25 +112,25 @@ class Attribution(EntityState):
         """Attribute the heat slowdown of these GPUs."""
         site = context.site
         rack_of = site.rack_of_gpu
-        free, heard = _running_free(context, by_heat)
+        free, reporting = _running_free(context, by_heat)
         rack = rack_of[index]
         racks = site.sizes["rack"]
         hot_in = np.bincount(rack, minlength=racks)
-        heard_in = np.bincount(rack_of, weights=heard, minlength=racks)
-        many = _many(hot_in, heard_in)
+        reporting_in = np.bincount(rack_of, weights=reporting, minlength=racks)
+        many = _many(hot_in, reporting_in)
         crowd = many[rack]
         cdu_of_rack = site.cdu_of_rack
         if site.sizes["cdu"]:
             joined = cdu_of_rack >= 0
             n_cdu = site.sizes["cdu"]
             hot_at = np.bincount(cdu_of_rack[joined], weights=hot_in[joined], minlength=n_cdu)
-            heard_at = np.bincount(cdu_of_rack[joined], weights=heard_in[joined], minlength=n_cdu)
-            crowd = crowd | (_many(hot_at, heard_at)[np.maximum(cdu_of_rack[rack], 0)] & joined[rack])
+            reporting_at = np.bincount(cdu_of_rack[joined], weights=reporting_in[joined], minlength=n_cdu)
+            crowd = crowd | (_many(hot_at, reporting_at)[np.maximum(cdu_of_rack[rack], 0)] & joined[rack])
         if context.facility is not None:
             crowd = crowd | context.facility[index]
         if (warm := warm_gpus(context)) is not None:
             crowd = crowd | warm[index]
-        alone = np.bincount(rack_of, weights=free, minlength=racks)[rack] >= LEAST_HEARD
+        alone = np.bincount(rack_of, weights=free, minlength=racks)[rack] >= LEAST_REPORTING
         return np.where(crowd, BY_FACILITY, np.where(alone, BY_ITSELF, BY_WHOM_IS_UNKNOWN)).astype(np.uint8)
 
     def derive(self) -> None:
@@ -138,15 +138,15 @@ class Attribution(EntityState):
         self._some = bool(self.lowered.any() or self.slowed_pu.any())
 
 
-def _many(hot: np.ndarray, heard: np.ndarray) -> Bool:
+def _many(hot: np.ndarray, reporting: np.ndarray) -> Bool:
     """Return the groups in which more GPUs are slowed at once than by chance."""
-    return np.asarray((hot >= LEAST_NEIGHBOURS) & (hot >= NEIGHBOURS_PU * np.maximum(heard, 1)), np.bool_)
+    return np.asarray((hot >= LEAST_NEIGHBOURS) & (hot >= NEIGHBOURS_PU * np.maximum(reporting, 1)), np.bool_)
 
 
 def _running_free(context: RuleContext, by_heat: Bool) -> tuple[Bool, Bool]:
     """Return masks [n]: GPUs known to run without heat slowdown, and GPUs that report this."""
-    heard = context.now.fresh(BITS) | context.now.fresh(HEAT_NS)
-    return heard & ~by_heat, heard | by_heat
+    reporting = context.now.fresh(BITS) | context.now.fresh(HEAT_NS)
+    return reporting & ~by_heat, reporting | by_heat
 
 
 def warm_gpus(context: RuleContext) -> Bool | None:

@@ -100,7 +100,7 @@ class Shocks(EntityState):
     def judge(self, now: HealthContext, fallen: Fallen, past: int, begin_ns: int) -> I64:
         """Return the places in `fallen`, ascending, of failures with a common cause.
 
-        `past` failures of single nodes since `begin_ns` tell how many to expect by chance.
+        `past` failures of single nodes since `begin_ns` show how many to expect by chance.
         """
         shared: Bool = np.zeros(len(fallen.node), np.bool_)
         for fault in now.faults:
@@ -123,7 +123,7 @@ class Shocks(EntityState):
             nodes = np.unique(fallen.node[new])
             name = self.site.name(fault.table, fault.entity)
             first = int(fallen.start_ns[new].min())
-            self._note(
+            self._merge(
                 Shock(first, fault.table, fault.entity, name, tuple(nodes.tolist()), len(nodes),
                       f"{fault.kind} of {name} explains it", fault.kind), JOIN_S,
             )  # fmt: skip
@@ -149,9 +149,9 @@ class Shocks(EntityState):
             if best is None:
                 return
             shared[rows] = True
-            self._tell(groups[best[2]], best, fallen, rows, per_s)
+            self._note(groups[best[2]], best, fallen, rows, per_s)
 
-    def _tell(
+    def _note(
         self, group: _Group, best: tuple[float, int, int, int], fallen: Fallen, rows: I64, per_s: float
     ) -> None:
         log_pu, size, _, entity = best
@@ -167,9 +167,9 @@ class Shocks(EntityState):
         why = (f"{len(nodes)} of {size} nodes of {name} failed within {span_s:.0f} s; by chance {mean:.2g} "
                f"do in {WINDOW_S:.0f} s, and so many with a probability of {pu}")  # fmt: skip
         at = -1 if group.table == "job" else entity
-        self._note(Shock(first, group.table, at, name, tuple(new.tolist()), len(new), why), WINDOW_S)
+        self._merge(Shock(first, group.table, at, name, tuple(new.tolist()), len(new), why), WINDOW_S)
 
-    def _note(self, shock: Shock, join_s: float) -> None:
+    def _merge(self, shock: Shock, join_s: float) -> None:
         """Report a shock, or extend the shock that it continues."""
         shocks = list(self._shocks.values())
         for k in range(len(shocks) - 1, -1, -1):
@@ -226,7 +226,7 @@ class Shocks(EntityState):
         known: dict[int, tuple[str, int]] = {}  # row -> name and size
         if self._jobs:
             for k in np.flatnonzero(held < 0).tolist():
-                if (ended := self._ended(int(fallen.node[k]), int(fallen.start_ns[k]))) is not None:
+                if (ended := self._last_job(int(fallen.node[k]), int(fallen.start_ns[k]))) is not None:
                     known[k] = ended
         slots, first, of_slot = np.unique(held, return_index=True, return_inverse=True)
         for slot, k in zip(slots.tolist(), first.tolist(), strict=True):
@@ -245,7 +245,7 @@ class Shocks(EntityState):
         sizes = np.array([size for _, size in names.values()], np.int64)
         return _Group("job", sizes, rows, at[rows], tuple(names))
 
-    def _ended(self, node: int, start_ns: int) -> tuple[str, int] | None:
+    def _last_job(self, node: int, start_ns: int) -> tuple[str, int] | None:
         """Return (name, nodes) of the last job that ended on a node when it failed."""
         for ended_ns, name, nodes in reversed(self._jobs):
             inside = np.searchsorted(nodes, node)
@@ -284,7 +284,7 @@ class _Group:
     ) -> tuple[float, int, int] | None:
         """Return (log of the chance, size, entity) of the most improbable group of `near` failures.
 
-        `each` is what chance gives per node; `once` tells that each node is there once. None where chance
+        `each` is what chance gives per node; `once` shows that each node is there once. None where chance
         accounts for all.
         """
         mine = near[self.rows]

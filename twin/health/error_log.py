@@ -6,8 +6,8 @@ that happened before its device was replaced is not the new one's.
 `SoftwareFaults` are exceptions and page faults that several nodes of one job report at about the same time:
 the job's own (source: rule of thumb of operators: XID 31 on different GPUs of one job is software).
 `XidGauge` reads the gauge of the last XID where no agent reads the kernel's log: DCGM holds it and clears it
-only when it starts anew (field 230). A value that was there before anybody watched tells neither when it came
-nor whether it is cured, and one that goes tells of a restart of the GPU, its node, or DCGM alone.
+only when it starts anew (field 230). A value that was there before anybody watched shows neither when it came
+nor whether it is cured, and one that goes shows a restart of the GPU, its node, or DCGM alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from twin.telemetry import EntityState, FaultReported, JobSlots, column, entries
 KEY = "gpu.xid_code"
 NEVER = -1.0
 DOUBT_S = 86_400.0  # for which a GPU is watched whose grave XID went; source: estimate
-MOST = 1000  # faults of one look; the rest is told at the next ones
+MOST = 1000  # faults of one look; the rest follows at the next ones
 ONLINE = 0.0  # of node.agent_state
 
 
@@ -37,7 +37,7 @@ class XidGauge(EntityState):
     """Last XID in the gauge of each GPU [n_gpu]; NEVER: none."""
 
     last: F32 = column("gpu", "f4", NEVER)
-    before: I32 = column("gpu", "i4")  # grave, there when first heard or gone lately; 0 = none
+    before: I32 = column("gpu", "i4")  # grave, there when first reported or gone lately; 0 = none
     gone_ns: I64 = column("gpu", "i8")  # when it went; 0 = it is held still
 
     def __init__(self, site: Site) -> None:
@@ -71,11 +71,11 @@ class XidGauge(EntityState):
         self.gone = moved[went].astype(np.int32)
         self.before[moved] = np.where(went, was, np.where((old == NEVER) & grave & ~spared, code, 0))
         self.gone_ns[moved] = np.where(went, now.now_ns, 0)
-        told = (old != NEVER) & (code > 0) & ~spared
+        fresh = (old != NEVER) & (code > 0) & ~spared
         return [
             FaultReported(table="gpu", name=self.site.name("gpu", int(i)), code=int(c),
                           detail="the last XID, as the gauge holds it")
-            for i, c in zip(moved[told].tolist(), code[told].tolist(), strict=True)
+            for i, c in zip(moved[fresh].tolist(), code[fresh].tolist(), strict=True)
         ]  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class SoftwareFaults(EntityState):
         super().__init__(site.sizes)
         self.site = site
 
-    def hear(self, batch: Batch, fresh: Bool, jobs: JobSlots | None, now_ns: int) -> None:
+    def receive(self, batch: Batch, fresh: Bool, jobs: JobSlots | None, now_ns: int) -> None:
         """Take in faults of GPUs [k]; those which are `fresh` count."""
         if jobs is None:
             return
@@ -137,8 +137,8 @@ MOST_ALIKE = 5  # of one code within a day on one device. source: gpud and NVSen
 MAX_TIMES = 1_000_000  # that one report may stand for
 MAX_DETAILS, MAX_DETAIL = 10_000, 200  # texts kept, at times twice as many; characters of each
 MAX_NOTED = 1000  # of one tick and table whose texts are kept
-MAX_HEARD = 32  # faults told of one device
-MOST_RETURNED = 200  # nodes of a day that a successor is told of
+MAX_FAULTS = 32  # listed faults of one device
+MOST_RETURNED = 200  # nodes of a day in a handover
 REBOOT = action("reboot_node")
 
 
@@ -146,7 +146,7 @@ class ReportedFault(NamedTuple):
     """A fault as reported."""
 
     at_ns: int
-    heard_ns: int
+    received_ns: int
     code: int
     times: int
     detail: str
@@ -179,7 +179,7 @@ class FaultBook(EntityState):
     def _new_actions(self, table: str) -> OpenActions:
         return OpenActions(self.site.sizes[table], table)
 
-    def hear(self, events: Sequence[FaultReported], now_ns: int, jobs: JobSlots | None = None) -> bool:
+    def receive(self, events: Sequence[FaultReported], now_ns: int, jobs: JobSlots | None = None) -> bool:
         """Take in faults in order of arrival; True if one of them wants to be judged at once.
 
         With `jobs`, page faults and exceptions on several nodes of one job are taken for its own.
@@ -195,24 +195,24 @@ class FaultBook(EntityState):
         self.advance(now.now_ns)
         self._cures.update(now, self._open)
         found = self._gauge.update(now)
-        if len(self._gauge.gone):  # more than the gauge nobody hears of it
+        if len(self._gauge.gone):  # more than the gauge, no source reports it
             self.resolve("gpu", self._gauge.gone, REBOOT, now.now_ns)
         if found:
-            self.hear([f for f in found if not self._heard_lately(f)], now.now_ns, now.jobs)
+            self.receive([f for f in found if not self._is_known(f)], now.now_ns, now.jobs)
 
-    def _heard_lately(self, fault: FaultReported) -> bool:
+    def _is_known(self, fault: FaultReported) -> bool:
         """Return True if the same device reported the same code within 24 h."""
-        heard, entity = self._heard.get(fault.table), self.site.entity(fault.table, fault.name)
-        if heard is None or entity is None:
+        counts, entity = self._heard.get(fault.table), self.site.entity(fault.table, fault.name)
+        if counts is None or entity is None:
             return False
-        pairs = heard.of(entity)
-        return bool((heard.sums[1, pairs[heard.code[pairs] == fault.code]] > 0).any())
+        pairs = counts.of(entity)
+        return bool((counts.sums[1, pairs[counts.code[pairs] == fault.code]] > 0).any())
 
     def advance(self, now_ns: int) -> None:
         """Advance the time: old faults no longer count, and mild actions lapse."""
         self.now_ns = max(self.now_ns, now_ns)
-        for heard in self._heard.values():
-            heard.advance(self.now_ns)
+        for counts in self._heard.values():
+            counts.advance(self.now_ns)
         for opened in self._open.values():
             opened.lapse(self.now_ns)
 
@@ -259,23 +259,23 @@ class FaultBook(EntityState):
         if not wanted.all():
             index = np.flatnonzero(wanted)
             batch, events = batch.some(index), [events[i] for i in index.tolist()]
-        heard = self._heard.get(table)
-        if heard is None:
-            self._heard[table] = heard = self._new_counts(table)
+        counts = self._heard.get(table)
+        if counts is None:
+            self._heard[table] = counts = self._new_counts(table)
             self._open[table] = self._new_actions(table)
-        fresh = heard.add(batch, self.now_ns)
+        fresh = counts.add(batch, self.now_ns)
         self._count("heard", len(fresh))
         self._count("heard_twice", int((~fresh).sum()))
         self._count("unknown_codes", int((batch.row == 0).sum()))
         asked, grave = CATALOGUE.action[batch.row], CATALOGUE.grave[batch.row].copy()
         cured = self._read_words(batch, events, asked, grave)
-        answered = batch.told & (batch.at_ns <= self._returned_ns(table)[batch.entity])
+        answered = batch.dated & (batch.at_ns <= self._returned_ns(table)[batch.entity])
         self._count("before_return", int((answered & fresh).sum()))
         asked[~fresh | answered], grave[~fresh | answered] = 0, False
         self._ask(table, batch, asked, grave, cured & fresh)
         self._note_details(table, batch, events)
         if table == "gpu":
-            self._software.hear(batch, fresh, jobs, self.now_ns)
+            self._software.receive(batch, fresh, jobs, self.now_ns)
         return bool(grave.any())
 
     def _returned_ns(self, table: str) -> I64:
@@ -321,18 +321,18 @@ class FaultBook(EntityState):
         times = np.where(many, 1, times)
         self._count("absurd_times", int((at_ns < 0).sum()))
         self._count("from_the_future", int((at_ns > self.now_ns).sum()))
-        told = at_ns > 0
-        at_ns = np.where(told, np.minimum(at_ns, self.now_ns), self.now_ns)
+        dated = at_ns > 0
+        at_ns = np.where(dated, np.minimum(at_ns, self.now_ns), self.now_ns)
         old = at_ns <= self.now_ns - SPANS_S[-1] * NS
         self._count("too_old", int(old.sum()))
         wanted = ~old
         if self._replaced:
             since = np.array([self._replaced.get((table, e), -1) for e in entity.tolist()], np.int64)
-            before = told & (at_ns <= since) & wanted
+            before = dated & (at_ns <= since) & wanted
             self._count("of_a_replaced_device", int(before.sum()))
             wanted &= ~before
         row = CATALOGUE.rows(code, table)
-        return Batch(entity, code, row, at_ns, times, told), wanted
+        return Batch(entity, code, row, at_ns, times, dated), wanted
 
     def _read_words(self, batch: Batch, events: list[FaultReported], asked: U8, grave: Bool) -> Bool:
         """Grade codes by the words of their report; returns the mask of GPUs that report no needed action
@@ -372,48 +372,48 @@ class FaultBook(EntityState):
         another span.
         """
         span = SPANS_S.index(int(span_s))
-        heard = self._heard.get(table)
-        if heard is None:
+        counts = self._heard.get(table)
+        if counts is None:
             return np.zeros(self.site.sizes[table], np.int32)
-        total: I32 = np.minimum(heard.total[span], 2**31 - 1).astype(np.int32)
+        total: I32 = np.minimum(counts.total[span], 2**31 - 1).astype(np.int32)
         return total
 
     def repeated(self, table: str) -> tuple[I32, I32, I32]:
         """Return (entity ascending, code, count) of codes with MOST_ALIKE or more faults within 24 h."""
-        heard = self._heard.get(table)
-        if heard is None:
+        counts = self._heard.get(table)
+        if counts is None:
             none = np.zeros(0, np.int32)
             return none, none, none
-        size = heard.size
-        many = np.flatnonzero((heard.sums[1, :size] >= MOST_ALIKE) & ~CATALOGUE.ignore[heard.row[:size]])
-        many = many[np.lexsort((heard.code[many], heard.entity[many]))]
-        count = np.minimum(heard.sums[1, many], 2**31 - 1)
-        return heard.entity[many], heard.code[many].astype(np.int32), count.astype(np.int32)
+        size = counts.size
+        many = np.flatnonzero((counts.sums[1, :size] >= MOST_ALIKE) & ~CATALOGUE.ignore[counts.row[:size]])
+        many = many[np.lexsort((counts.code[many], counts.entity[many]))]
+        count = np.minimum(counts.sums[1, many], 2**31 - 1)
+        return counts.entity[many], counts.code[many].astype(np.int32), count.astype(np.int32)
 
     def lately(self, table: str, codes: tuple[int, ...], since_ns: int) -> I32:
         """Return the devices with one of these codes after an instant, ascending."""
-        heard = self._heard.get(table)
-        return np.zeros(0, np.int32) if heard is None else heard.lately(codes, since_ns)
+        counts = self._heard.get(table)
+        return np.zeros(0, np.int32) if counts is None else counts.lately(codes, since_ns)
 
     def last_ns(self, table: str, kind: str) -> I64:
         """Return the last report of a code of this kind [n], by the devices' own times; 0 = never."""
-        heard = self._heard.get(table)
-        return np.zeros(self.site.sizes[table], np.int64) if heard is None else heard.last_ns(kind)
+        counts = self._heard.get(table)
+        return np.zeros(self.site.sizes[table], np.int64) if counts is None else counts.last_ns(kind)
 
-    def _shown(self, table: str, name: str, kind: Any) -> Any:
+    def _open_column(self, table: str, name: str, kind: Any) -> Any:
         opened = self._open.get(table)
-        return np.zeros(self.site.sizes[table], kind) if opened is None else opened.shown(name)
+        return np.zeros(self.site.sizes[table], kind) if opened is None else opened.in_force(name)
 
     def open_action(self, table: str) -> U8:
         """Return the open action of the codes [n]: 0 = none.
 
         Of what is grave the strongest, else of what is mild.
         """
-        return np.asarray(self._shown(table, "action", np.uint8))
+        return np.asarray(self._open_column(table, "action", np.uint8))
 
     def open_code(self, table: str) -> I32:
         """Return the code behind the open action [n]; 0 = none."""
-        return np.asarray(self._shown(table, "code", np.int32))
+        return np.asarray(self._open_column(table, "code", np.int32))
 
     def open_grave(self, table: str) -> Bool:
         """Return the mask of devices that cannot be used until the open action is done [n]."""
@@ -436,28 +436,28 @@ class FaultBook(EntityState):
     def by_class(self) -> tuple[tuple[str, ...], F32]:
         """Return (names of classes, decayed counts of the last day [n_class, n_gpu]); valid until the next
         call."""
-        heard = self._heard.get("gpu")
+        counts = self._heard.get("gpu")
         self._by_class[:] = 0
-        return CLASSES, self._by_class if heard is None else heard.by_class(self._by_class)
+        return CLASSES, self._by_class if counts is None else counts.by_class(self._by_class)
 
     def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
         """Return the last faults of a device, the newest last: the newest three of a code, one with its
         words."""
-        heard, found = self._heard.get(table), list[ReportedFault]()
-        if heard is None:
+        counts, found = self._heard.get(table), list[ReportedFault]()
+        if counts is None:
             return ()
-        for pair in heard.of(entity).tolist():
-            code = int(heard.code[pair])
-            columns = (heard.ring_at[:, pair], heard.ring_heard[:, pair], heard.ring_times[:, pair])
-            told = [
-                ReportedFault(at_ns, heard_ns, code, times, "")
-                for at_ns, heard_ns, times in zip(*(c.tolist() for c in columns), strict=True)
+        for pair in counts.of(entity).tolist():
+            code = int(counts.code[pair])
+            columns = (counts.ring_at[:, pair], counts.ring_heard[:, pair], counts.ring_times[:, pair])
+            faults = [
+                ReportedFault(at_ns, received_ns, code, times, "")
+                for at_ns, received_ns, times in zip(*(c.tolist() for c in columns), strict=True)
                 if times
             ]
-            if told:
-                told[-1] = told[-1]._replace(detail=self._details.get((table, entity, code), ""))
-            found += told
-        return tuple(sorted(found, key=lambda h: (h.at_ns, h.heard_ns, h.code))[-MAX_HEARD:])
+            if faults:
+                faults[-1] = faults[-1]._replace(detail=self._details.get((table, entity, code), ""))
+            found += faults
+        return tuple(sorted(found, key=lambda h: (h.at_ns, h.received_ns, h.code))[-MAX_FAULTS:])
 
     def resolve(self, table: str, index: I32, upto: int, now_ns: int) -> None:
         """Close the faults of these entities reported up to `now_ns` whose action is at most `upto` in

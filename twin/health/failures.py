@@ -29,14 +29,14 @@ from twin.health.common_cause import WINDOW_S, Fallen, Shock, Shocks
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
 from twin.health.fault_codes import find
-from twin.health.verdicts import KEPT_S, MAX_TOLD, Verdicts
+from twin.health.verdicts import KEPT_S, MAX_PARTS, Verdicts
 from twin.site import Site
 from twin.telemetry import EntityState, Event, JobEnded, JobSlots, OldOfNew, column, part, scalar
 
 # Class of each kind of code in the catalogue; a kind that is not here is `other`
 CLASS_OF_CODES = {"bus": "off_bus", "memory": "memory", "nvlink": "link", "fabric": "link", "pcie": "link",
                   "thermal": "thermal", "power": "power", "app": "software"}  # fmt: skip
-# Faults of the diagnosis that tell the class of a failure at a node or its GPU
+# Faults of the diagnosis that give the class of a failure at a node or its GPU
 CLASS_OF_KIND = {
     "gpu_off_bus": "off_bus",
     "ecc_growth": "memory",
@@ -54,7 +54,7 @@ CLASS_OF_RULE = (
 )  # fmt: skip
 OUT_FROM = 3.0  # service level from which nobody can use a node: drained, replace
 SAID_NS = 600 * NS  # before a failure begins that its cause may have been reported; source: estimate
-MAX_ASKED = 200  # nodes whose evidence is read in one look; the rest are told by the cause alone
+MAX_ASKED = 200  # nodes whose evidence is read in one look; the rest are classed by the cause alone
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class Causes:
     failed: Bool  # by verdict, themselves or one of their GPUs
     off: Bool
     silent: Bool
-    out: Bool  # drained, or to be replaced, as told lately
-    still_out: Bool  # the same as last told, however long ago
+    out: Bool  # drained, or to be replaced, by recent verdicts
+    still_out: Bool  # by the last verdict, however long ago
     grave: Bool  # failed, and a device itself reported it
     suspect: Bool  # a verdict of degraded or worse speaks against them
     work: Bool | None
-    told: dict[int, str]  # node -> class by the diagnosis
+    by_diagnosis: dict[int, str]  # node -> class by the diagnosis
 
 
 def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Bool) -> Causes:
@@ -88,7 +88,7 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
     if lost.size:
         grave[site.node_of_gpu[lost[book.open_action("gpu")[lost] >= _GRAVE]]] = True
     silent: Bool = np.zeros(n, np.bool_)
-    told, quiet = _told(now)
+    by_diagnosis, quiet = _diagnosed(now)
     silent[quiet] = True
     failed, only_silent = failed_nodes(site, now.diagnosis, verdicts, book, down)
     silent[only_silent] = True
@@ -99,7 +99,7 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
     with np.errstate(invalid="ignore"):
         still_out = now.state.tables["node"].value[signal.row] >= OUT_FROM
         out = level >= OUT_FROM
-    return Causes(failed, off, silent, out, still_out, grave, suspect, now.under_work("node"), told)
+    return Causes(failed, off, silent, out, still_out, grave, suspect, now.under_work("node"), by_diagnosis)
 
 
 def failed_nodes(
@@ -122,10 +122,10 @@ def _only_silent(
 ) -> list[int]:
     """Return the nodes whose only failed parts are silent GPUs; `lost` are the failed GPUs."""
     of = site.node_of_gpu
-    unheard = [e for kind, table, e, _ in diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")]
-    if not unheard:
+    off_bus = [e for kind, table, e, _ in diagnosis.book.reported if (kind, table) == ("gpu_off_bus", "gpu")]
+    if not off_bus:
         return []
-    dark = np.isin(lost, unheard) & (book.open_action("gpu")[lost] < _GRAVE)
+    dark = np.isin(lost, off_bus) & (book.open_action("gpu")[lost] < _GRAVE)
     nodes = np.setdiff1d(of[lost[dark]], of[lost[~dark]])
     nodes = nodes[~down[nodes]][:MAX_ASKED]
     own = verdicts.rules_of("node", nodes, FAILED)
@@ -140,7 +140,7 @@ def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: Faul
     """
     codes, actions = book.open_code("gpu"), book.open_action("gpu")
     plain = np.where(causes.off, _POWER, np.where(causes.silent, _SILENT, _OTHER)).astype(np.uint8)
-    for node, name in causes.told.items():
+    for node, name in causes.by_diagnosis.items():
         plain[node] = FAILURE_CLASSES.index(name)
     out: U8 = plain[nodes]
     asked = nodes[:MAX_ASKED].tolist()
@@ -148,11 +148,11 @@ def class_of_node(nodes: I32, now: HealthContext, verdicts: Verdicts, book: Faul
     gpus = {node: range(int(start[node]), int(start[node + 1])) for node in asked}
     names = [_of_codes(codes[g.start : g.stop], actions[g.start : g.stop]) for g in gpus.values()]
     vague = {node: gpus[node] for node, name in zip(asked, names, strict=True)
-             if node not in causes.told and name in ("", "software")}  # fmt: skip
+             if node not in causes.by_diagnosis and name in ("", "software")}  # fmt: skip
     by_rules = _of_rules(vague, verdicts) if vague else {}
     for k, (node, code_name) in enumerate(zip(asked, names, strict=True)):
         name = by_rules.get(node, "") or code_name
-        if name and not (name == "software" and node in causes.told):
+        if name and not (name == "software" and node in causes.by_diagnosis):
             out[k] = FAILURE_CLASSES.index(name)
     return out
 
@@ -162,8 +162,8 @@ def said_so(nodes: I32, since_ns: I64, site: Site, book: FaultBook) -> Bool:
     last_ns = np.zeros(site.sizes["node"], np.int64)
     for kind in (k for k, name in CLASS_OF_CODES.items() if name == "off_bus"):
         of_gpu = book.last_ns("gpu", kind)
-        told = np.flatnonzero(of_gpu)
-        np.maximum.at(last_ns, site.node_of_gpu[told], of_gpu[told])
+        some = np.flatnonzero(of_gpu)
+        np.maximum.at(last_ns, site.node_of_gpu[some], of_gpu[some])
     said: Bool = (last_ns[nodes] > 0) & (last_ns[nodes] >= since_ns - SAID_NS)
     return said
 
@@ -186,11 +186,11 @@ def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
     out = {}
     for node, gpus in nodes.items():
         own = [(-sure, rule) for _, sure, rule in of_node.get(node, [])]
-        told = [g for g in gpus if level[g] != HEALTHY][:MAX_TOLD]
+        ill = [g for g in gpus if level[g] != HEALTHY][:MAX_PARTS]
         theirs: list[tuple[float, str]] = []
         for gpu in failed[node]:
             said = of_gpu.get(gpu, [])
-            if said and gpu in told:
+            if said and gpu in ill:
                 _, sure, rule = min(said, key=lambda s: (-s[0], -s[1]))
                 own.append((-sure, f"gpu:{rule}"))
             theirs += sorted((-sure, rule) for at, sure, rule in said if at == FAILED)
@@ -201,7 +201,7 @@ def _of_rules(nodes: dict[int, range], verdicts: Verdicts) -> dict[int, str]:
     return out
 
 
-def _told(now: HealthContext) -> tuple[dict[int, str], list[int]]:
+def _diagnosed(now: HealthContext) -> tuple[dict[int, str], list[int]]:
     """Return the faults that the diagnosis reports of nodes and their GPUs: (node -> class, nodes that are
     silent).
     """
@@ -227,7 +227,7 @@ SILENT_S = 300.0
 WELL_S = 600.0  # so long well, it is back; source: estimate
 # So long a verdict is remembered that spoke against a node; source: estimate
 REASON_S = 86_400.0
-REFINE_S = 600.0  # so long what is heard later may tell the class of a failure; source: estimate
+REFINE_S = 600.0  # so long later reports may give the class of a failure; source: estimate
 _COLUMNS = {"node": np.int32, "start_ns": np.int64, "end_ns": np.int64, "kind": np.uint8,
             "shared": np.bool_, "closed": np.bool_}  # fmt: skip
 _NONE = tuple(FAILURE_CLASSES.index(c) for c in NO_FAILURES)
@@ -347,8 +347,8 @@ class Failures(EntityState):
         doubtful = asked & ~known
         if doubtful.any():
             of_gpu = np.flatnonzero(doubtful[self.site.node_of_gpu])
-            heard = of_gpu[verdicts.health("gpu").level[of_gpu] != UNKNOWN]
-            known[self.site.node_of_gpu[heard]] = True
+            reporting = of_gpu[verdicts.health("gpu").level[of_gpu] != UNKNOWN]
+            known[self.site.node_of_gpu[reporting]] = True
         well = asked & known
         self.seen_well |= well
         well &= self.row >= 0
@@ -426,8 +426,8 @@ class Failures(EntityState):
     def log(self) -> FailureLog:
         """Return all remembered failures, oldest first.
 
-        `shared` is also set where the node has been replaced since: the row counts for the fleet, and tells
-        nothing of the node that is there now (`retired` tells which).
+        `shared` is also set where the node has been replaced since: the row counts for the fleet, and says
+        nothing about the present node (`retired` shows which).
         """
         if self._log is None:
             rows = self._rows

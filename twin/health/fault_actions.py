@@ -19,7 +19,7 @@ from twin.health.fault_counts import Batch
 from twin.site import Site
 from twin.telemetry import OWN, EntityState, RareState, column, keyed, scalar
 
-STARTED_S = 120.0  # a server takes longer to start, and tells of it within this. source: estimate
+STARTED_S = 120.0  # a server takes longer to start, and reports within this. source: estimate
 UNKNOWN = -1
 OFF, ON = 0, 1  # of node.power_on_state
 IN_SERVICE, DRAINED = 0, 3  # of node.service_level_state
@@ -65,9 +65,9 @@ class Remediation(EntityState):
     def _take(self, name: str, values: Any) -> tuple[I64, I64]:
         """Return (present state, previous state); entities without a report keep their state."""
         before = self.last[name]
-        heard = np.isfinite(values)
+        reported = np.isfinite(values)
         known = before.copy()
-        known[heard] = values[heard].astype(np.int64)
+        known[reported] = values[reported].astype(np.int64)
         self.last[name] = known
         return known, before
 
@@ -119,7 +119,7 @@ class OpenActions(RareState):
     def ask(self, batch: Batch, asked: U8, grave: Bool, now_ns: int) -> None:
         """Add faults in order of arrival [k]. The last resolution covers earlier faults."""
         entity, code = batch.entity, batch.code
-        stale = batch.told & (batch.at_ns <= self.done_ns[entity]) & (asked <= self.done_upto[entity])
+        stale = batch.dated & (batch.at_ns <= self.done_ns[entity]) & (asked <= self.done_upto[entity])
         for layer in (0, 1):
             some = np.flatnonzero((asked > 0) & ~stale & (grave == bool(layer)))
             if not len(some):
@@ -174,7 +174,7 @@ class OpenActions(RareState):
         for name, values in zip(_COLUMNS[:4], asked, strict=True):
             getattr(self, name)[layer, index[later]] = values
 
-    def shown(self, name: str) -> Any:
+    def in_force(self, name: str) -> Any:
         """Return a column in force [n]: of the severe action if there is one, otherwise of the mild one."""
         column = getattr(self, name)
         return np.where(self.action[1] > 0, column[1], column[0])

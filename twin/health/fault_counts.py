@@ -18,7 +18,7 @@ SPANS_S = (600, 86_400, 2_419_200)  # source: NVIDIA and gpud rules of thumb; le
 DAY_S = 86_400
 BUCKET_S = (60, 3600, DAY_S)  # a span is counted in these, so it may be one of them longer
 _N_BUCKETS = tuple(span // bucket + 1 for span, bucket in zip(SPANS_S, BUCKET_S, strict=True))
-KEPT_ALIKE = 3  # of one device and code that are told one by one
+KEPT_ALIKE = 3  # of one device and code that are kept one by one
 MAX_CODES, MAX_UNKNOWN = 32, 8  # of one device; what comes above is counted together as MAX_CODE
 SPARE_PAIRS = 10_000
 FADE_S = 86_400.0  # in which a decayed count falls to 1/e
@@ -35,12 +35,12 @@ class Batch(NamedTuple):
     row: I32
     at_ns: I64
     times: I64
-    told: Bool  # the device itself says when
+    dated: Bool  # the device itself says when
 
     def some(self, index: Any) -> Batch:
         """Return a selection of the batch."""
         return Batch(self.entity[index], self.code[index], self.row[index], self.at_ns[index],
-                     self.times[index], self.told[index])  # fmt: skip
+                     self.times[index], self.dated[index])  # fmt: skip
 
 
 class FaultCounts(RareState):
@@ -116,7 +116,7 @@ class FaultCounts(RareState):
         summed = np.bincount(self.entity[: self.size], np.where(means, values, 0), self.n)
         return summed.astype(np.int64)
 
-    def add(self, batch: Batch, heard_ns: int) -> Bool:
+    def add(self, batch: Batch, received_ns: int) -> Bool:
         """Count faults that are not older than the longest span; True where one is new [k].
 
         A fault of the same device and code at the same instant by the device's clock is the same one.
@@ -132,7 +132,7 @@ class FaultCounts(RareState):
         means = ~CATALOGUE.ignore[self.row[own]]
         for span in range(len(SPANS_S)):
             self._count(span, own, of_own, batch, means)
-        self._remember(pair, batch.at_ns, batch.times, order, heard_ns)
+        self._remember(pair, batch.at_ns, batch.times, order, received_ns)
         self.version += 1
         return fresh
 
@@ -204,19 +204,19 @@ class FaultCounts(RareState):
         return new
 
     def _fresh(self, pair: I32, batch: Batch, order: I64) -> Bool:
-        """Return the faults that were not reported before, as far as the device's own times tell [k].
+        """Return the faults that were not reported before, as far as the device's own times show [k].
 
         `order` sorts them by pair, then by instant, then as they came.
         """
-        if not batch.told.any():
+        if not batch.dated.any():
             return np.ones(len(pair), np.bool_)
-        fresh: Bool = ~(batch.told & (self.ring_at[:, pair] == batch.at_ns).any(axis=0))
-        order = order[batch.told[order]]
+        fresh: Bool = ~(batch.dated & (self.ring_at[:, pair] == batch.at_ns).any(axis=0))
+        order = order[batch.dated[order]]
         of, at_ns = pair[order], batch.at_ns[order]
         fresh[order[1:][(of[1:] == of[:-1]) & (at_ns[1:] == at_ns[:-1])]] = False
         return fresh
 
-    def _remember(self, pair: I32, at_ns: I64, times: I64, order: I64, heard_ns: int) -> None:
+    def _remember(self, pair: I32, at_ns: I64, times: I64, order: I64, received_ns: int) -> None:
         if self.now_ns - self._faded_ns > REFRESH_S * NS:
             self._faded *= np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
             self._faded_ns = self.now_ns
@@ -227,16 +227,16 @@ class FaultCounts(RareState):
         last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
         for back in range(min(KEPT_ALIKE, int(last.max(initial=-1)) + 1) - 1, -1, -1):
             some = np.flatnonzero(last == back)
-            self._push(of[some], at[some], many[some], heard_ns)
+            self._push(of[some], at[some], many[some], received_ns)
 
-    def _push(self, pair: I32, at_ns: I64, times: I64, heard_ns: int) -> None:
+    def _push(self, pair: I32, at_ns: I64, times: I64, received_ns: int) -> None:
         """Add one fault to the ring of each of these pairs, in order of the device's time."""
         at = np.vstack([self.ring_at[:, pair], at_ns])
-        heard = np.vstack([self.ring_heard[:, pair], np.full(len(pair), heard_ns)])
+        instants = np.vstack([self.ring_heard[:, pair], np.full(len(pair), received_ns)])
         many = np.vstack([self.ring_times[:, pair], times])
         order = np.argsort(at, axis=0, kind="stable")[1:]
         self.ring_at[:, pair] = np.take_along_axis(at, order, axis=0)
-        self.ring_heard[:, pair] = np.take_along_axis(heard, order, axis=0)
+        self.ring_heard[:, pair] = np.take_along_axis(instants, order, axis=0)
         self.ring_times[:, pair] = np.take_along_axis(many, order, axis=0)
 
     def keep(self, wanted: Bool) -> None:
@@ -285,8 +285,8 @@ class FaultCounts(RareState):
     def lately(self, codes: tuple[int, ...], since_ns: int) -> I32:
         """Return the devices with one of these codes after an instant, ascending."""
         new = np.zeros(self.size, np.bool_)
-        for heard_ns in self.ring_heard:  # in order of the devices' times
-            new |= heard_ns[: self.size] > since_ns
+        for received_ns in self.ring_heard:  # in order of the devices' times
+            new |= received_ns[: self.size] > since_ns
         some = np.flatnonzero(new)
         return np.unique(self.entity[some[np.isin(self.code[some], codes)]]).astype(np.int32)
 

@@ -1,7 +1,7 @@
 """Failure features: numbers of each node that may predict a failure.
 
-A node's GPUs and links are folded into the worst or the sum of them. NaN = unknown, which may itself tell: a
-GPU that falls off the bus is first of all silent. A signal that was never reported costs nothing.
+A node's GPUs and links are folded into the worst or the sum of them. NaN = unknown, which may itself predict:
+a GPU that falls off the bus is first of all silent. A signal that was never reported costs nothing.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def node_features(
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         _judged(columns, fold, now, verdicts)
         _reported(columns, fold, records.book)
-        _counted(columns, fold, records.rates)
+        _add_counters(columns, fold, records.rates)
         _measured(columns, fold, now)
         _links(columns, now, records.rates)
         columns.put("lemon", records.lemons.is_lemon())
@@ -184,11 +184,11 @@ class _Fold:
             return self._over(np.add, values.astype(np.float64), 0.0)
         return np.bincount(self.node_of_gpu, values.astype(np.float64), self.n)
 
-    def none(self, heard: Bool) -> F32:
+    def none(self, reporting: Bool) -> F32:
         """Return zero where any GPU reports, NaN elsewhere."""
-        if heard.all():
+        if reporting.all():
             return self.nothing.copy()
-        some = np.bincount(self.node_of_gpu, heard, self.n)
+        some = np.bincount(self.node_of_gpu, reporting, self.n)
         return np.where(some > 0, np.float32(0.0), np.float32(np.nan))
 
     def worst(self, values: Any) -> Any:
@@ -245,14 +245,14 @@ def _reported(columns: _Columns, fold: _Fold, book: FaultBook) -> None:
         columns.put(f"faults_{name}", np.bincount(node, mine, fold.n) if mine.any() else 0.0)
 
 
-def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
+def _add_counters(columns: _Columns, fold: _Fold, rates: Rates) -> None:
     for key in COUNTERS:
         for when in ("recent", "daily"):
-            found = _grown(fold, rates, key, when == "recent")
+            found = _fastest_growth(fold, rates, key, when == "recent")
             if found is not None:
                 columns.put_log(f"{_short(key)}_{when}", found)
     for key in THROTTLED:
-        found = _grown(fold, rates, key, True)
+        found = _fastest_growth(fold, rates, key, True)
         if found is not None:
             columns.put(f"{_short(key)}_pu", found / HOUR_NS)
     if "node.reboot_count" in rates.counters:
@@ -262,7 +262,7 @@ def _counted(columns: _Columns, fold: _Fold, rates: Rates) -> None:
     columns.put("node_gap_pu", rates.gap_pu("node"))
 
 
-def _grown(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
+def _fastest_growth(fold: _Fold, rates: Rates, key: str, recent: bool) -> Any:
     """Return the largest growth per hour among the GPUs of each node [n_node]; None if no GPU reports."""
     counter = rates.counters.get(key)
     if counter is None or not (counter.whole or counter.heard.any()):
@@ -310,10 +310,10 @@ def _links(columns: _Columns, now: HealthContext, rates: Rates) -> None:
         return
     node = site.node_of_link[known]
     if now.ever_reported("link.up_state"):
-        told = now.good("link.up_state")[known]
-        down = np.bincount(node, told > 0.5, now.n("node"))
-        heard = np.bincount(node, np.isfinite(told), now.n("node"))
-        columns.put("links_down", np.where(heard > 0, down, np.nan))
+        states = now.good("link.up_state")[known]
+        down = np.bincount(node, states > 0.5, now.n("node"))
+        reporting = np.bincount(node, np.isfinite(states), now.n("node"))
+        columns.put("links_down", np.where(reporting > 0, down, np.nan))
     if now.ever_reported("link.error_count"):
         worst = np.full(now.n("node"), np.nan, np.float32)
         np.fmax.at(worst, node, rates.daily_per_h("link.error_count")[known])

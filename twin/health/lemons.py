@@ -30,8 +30,8 @@ from twin.telemetry import (
     scalar,
 )
 
-# Rates of nodes over the fleet's mean that are told apart, and from which one is a lemon's. source: estimate;
-# the lemons of arXiv 2410.21680 fail several times as often as the rest
+# Rates of nodes over the fleet's mean that are distinguished, and from which one is a lemon's. source:
+# estimate; the lemons of arXiv 2410.21680 fail several times as often as the rest
 MULTIPLES = np.array([0.25, 0.5, 1.0, 1.7, 3.0, 5.0, 8.0, 13.0, 20.0])
 LEMON_FROM = 3.0
 # Prior of a fleet before it is seen, worth so many nodes: hardly any lemons. source: 1.2 % of nodes were,
@@ -115,7 +115,7 @@ def _fleet(log_pu: F64, many: I64) -> tuple[float, F64]:
 
     Found by expectation and maximisation.
     """
-    # Counts that no rate explains, as they overflow, tell nothing
+    # Counts that no rate explains, as they overflow, say nothing
     log_pu = np.where(np.isfinite(log_pu).any(axis=1, keepdims=True), log_pu, 0.0)
     top = log_pu.max(axis=1, keepdims=True)
     like = np.exp(log_pu - top)
@@ -212,7 +212,7 @@ class Lemons(EntityState):
     since_ns: I64 = column("node", "i8")
     evidence_ns: I64 = column("node", "i8")
     excluded_ns: I64 = column("node", "i8")
-    level: F32 = column("node", "f4", np.nan)  # of service, as last heard
+    level: F32 = column("node", "f4", np.nan)  # of service, as last reported
     xids_seen: F32 = column("node", "f4")
     out: I64 = column("node", "i8")  # times out of service
     lemon: Bool = column("node", "?")
@@ -234,12 +234,12 @@ class Lemons(EntityState):
         super().__init__(site.sizes)
         self.site = site
         self._signals: F32 | None = None
-        self._told_of = (False, False, False)  # what had been heard of when `_signals` was made
+        self._sources = (False, False, False)  # sources that had reported when `_signals` was made
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
         """Take an event about nodes before it is applied: an ending job still has its nodes."""
         if isinstance(event, JobEnded):
-            self._ended(event, jobs, now_ns)
+            self._job_ended(event, jobs, now_ns)
         elif isinstance(event, MaintenanceBegun) and event.table in ("node", "gpu"):
             if event.until_ns > now_ns and len(event.names) <= MAX_NAMED and event.id not in self._ids:
                 self._ids.append(event.id)
@@ -256,7 +256,7 @@ class Lemons(EntityState):
         at = self.site.node_of_gpu[found].tolist() if table == "gpu" else found
         return sorted(set(at))
 
-    def _ended(self, event: JobEnded, jobs: JobSlots, now_ns: int) -> None:
+    def _job_ended(self, event: JobEnded, jobs: JobSlots, now_ns: int) -> None:
         slot = jobs.slot_of.get(event.job)
         nodes = jobs.unslotted.get(event.job) if slot is None else jobs.nodes[slot]
         if nodes is None or not len(nodes) or event.reason not in ENDED:
@@ -417,12 +417,12 @@ class Lemons(EntityState):
         """Return the seven signals over the last 28 days [n_node, 7]; NaN: no source reported the signal.
 
         `excluded`: times that people or the scheduler took a node out of service although its health looked
-        fine. Jobs that exclude nodes by themselves are not told by any source, so that these are not among
-        them.
+        fine. Jobs that exclude nodes by themselves are not reported by any source, so that these are not
+        among them.
         """
-        told_of = self.people_heard, self.xids_heard, self.jobs_heard
-        if self._signals is None or told_of != self._told_of:
-            self._told_of = told_of
+        sources = self.people_heard, self.xids_heard, self.jobs_heard
+        if self._signals is None or sources != self._sources:
+            self._sources = sources
             runs = self._sum("runs")
             with np.errstate(invalid="ignore", divide="ignore"):
                 failed_pu = self._sum("single") / np.where(runs > 0, runs, np.nan)
@@ -433,7 +433,7 @@ class Lemons(EntityState):
                 (self._sum("single"), self.jobs_heard), (failed_pu, self.jobs_heard),
             )  # fmt: skip
             self._signals = np.stack(
-                [values if heard else np.full(len(runs), np.nan) for values, heard in columns], axis=1
+                [values if known else np.full(len(runs), np.nan) for values, known in columns], axis=1
             ).astype(np.float32)
             self._signals.flags.writeable = False
         return self._signals

@@ -56,7 +56,7 @@ class Nvlinks(SparseState):
     code_ns: I64 = cell("i8")  # when one first did
     by_day: I32 = cell("i4", lead=(DAYS,))  # recoveries, at the number of the day modulo DAYS
     day: int = scalar(0)
-    far: dict[int, str] = entries(OWN)  # the other end, where a device tells it
+    far: dict[int, str] = entries(OWN)  # the other end, where a device reports it
     read: U8 = column("gpu", "u1")
     most: U8 = column("gpu", "u1")  # links that were ever read
 
@@ -131,33 +131,33 @@ class Nvlinks(SparseState):
 
     def _write(self, rows: dict[int, tuple[NvlinksCounted, int]], first_read: set[int], now_ns: int) -> None:
         index = np.array(sorted(rows), np.int32)
-        told = {name: _counts([rows[i] for i in index.tolist()], name) for name in COUNTS}
+        sums = {name: _counts([rows[i] for i in index.tolist()], name) for name in COUNTS}
         _, there = self.find(index)
         if not there.all():
             new = index[~there]
             # A link of a GPU that was read before stood at zero
             fresh = np.isin(new // PORTS, np.fromiter(first_read, np.int64, len(first_read)))
-            before = np.where(fresh, told["recoveries"][~there], 0)
+            before = np.where(fresh, sums["recoveries"][~there], 0)
             self.insert(new, before=before, recoveries=before)
         at, _ = self.find(index)
-        anew = told["recoveries"] < self.recoveries[at]  # its driver was loaded again
+        anew = sums["recoveries"] < self.recoveries[at]  # its driver was loaded again
         self.before[at[anew]] = 0
         self.recoveries[at[anew]] = 0
-        grown = told["recoveries"] > self.recoveries[at]
+        grown = sums["recoveries"] > self.recoveries[at]
         self.began_ns[at[grown]] = np.where(self.began_ns[at[grown]] > 0, self.began_ns[at[grown]], now_ns)
         self.grew_ns[at[grown]] = now_ns
-        today, more = self.by_day[self.day % DAYS], (told["recoveries"] - self.recoveries[at])[grown]
+        today, more = self.by_day[self.day % DAYS], (sums["recoveries"] - self.recoveries[at])[grown]
         room = np.iinfo(np.int32).max - today[at[grown]]
         today[at[grown]] += np.minimum(more, room).astype(np.int32)
         for name in COUNTS:
-            getattr(self, name)[at] = told[name]
+            getattr(self, name)[at] = sums[name]
         for k, (i, (event, row)) in enumerate(sorted(rows.items())):
             rate = event.symbol_ber[row] if row < len(event.symbol_ber) else 0.0
             self.symbol_ber[at[k]] = min(max(rate, 0.0), 1.0) if math.isfinite(rate) else 0.0
             if row < len(event.far) and event.far[row]:
                 self.far[i] = clean(event.far[row], MAX_FAR)
 
-    def hear(self, faults: Sequence[FaultReported], now_ns: int) -> None:
+    def receive(self, faults: Sequence[FaultReported], now_ns: int) -> None:
         """Note which link an XID of NVLink 5 names."""
         for fault in faults:
             if fault.table != "gpu" or fault.code not in CODES:
@@ -190,10 +190,10 @@ class Nvlinks(SparseState):
         """Return the name of a link by both ends: its GPU and number, and the other end if known."""
         gpu, link = divmod(index, PORTS)
         ends = f"{self.site.name('gpu', gpu)}/nvlink{link}"
-        told = self.far.get(index)
+        end = self.far.get(index)
         assumed = far_end(self.site, gpu, link)
-        if told:
-            return f"{ends} to {told}"
+        if end:
+            return f"{ends} to {end}"
         return (
             f"{ends} to {assumed} (by its profile, not reported)"
             if assumed
@@ -256,5 +256,5 @@ def _times(count: int) -> str:
 
 def _counts(rows: Sequence[tuple[NvlinksCounted, int]], name: str) -> I64:
     """Return one count of these rows; a count that an event leaves out is zero."""
-    told = ((getattr(event, name), row) for event, row in rows)
-    return np.array([max(0, int(some[row])) if row < len(some) else 0 for some, row in told], np.int64)
+    columns = ((getattr(event, name), row) for event, row in rows)
+    return np.array([max(0, int(some[row])) if row < len(some) else 0 for some, row in columns], np.int64)

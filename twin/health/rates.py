@@ -45,7 +45,7 @@ class CounterGrowth(EntityState):
         super().__init__({table: n}, table)
         self.lively = False  # whether any sum is more than nothing
         self.most: dict[bool, float] = {}  # the largest sum, recent or daily, once asked, until a change
-        self.whole = False  # whether all are heard
+        self.whole = False  # whether all report
         self.moved: I32 = np.zeros(0, np.int32)  # who grew at the last look
         self.moved_by: F64 = np.zeros(0)  # by how much each of them, and in how many seconds
         self.moved_in_s: F64 = np.zeros(0)

@@ -1,6 +1,6 @@
 """Recurrences: devices on which a harmless event recurs more often than usual.
 
-One retried transfer, one short silence, one flap tells nothing; the fifth within hours does. For each device
+One retried transfer, one short silence, one flap says nothing; the fifth within hours does. For each device
 and each kind of trouble the times at which it came are weighed by a sequential test (Wald 1945, restarted as
 in Page 1954): how much likelier are they if trouble comes every few hours than if it comes as it did before
 on this device and on its like? The usual rate of a device is a Gamma-Poisson rate, learned from the fleet and
@@ -100,8 +100,8 @@ class Cycles(SparseState):
     def again(self, a: F64, b: F64) -> None:
         """Update the scores with better usual rates: those before these cycles are Gamma(a, b) [k]."""
         self.a, self.b = a, b
-        told = zip(a.tolist(), self.count.tolist(), strict=True)
-        self.logs = np.array([lgamma(x + m) - lgamma(x + 1.0) for x, m in told], np.float64)
+        pairs = zip(a.tolist(), self.count.tolist(), strict=True)
+        self.logs = np.array([lgamma(x + m) - lgamma(x + 1.0) for x, m in pairs], np.float64)
 
 
 HOUR_NS = 3600 * NS
@@ -124,7 +124,7 @@ class BaselineRate(EntityState):
     """
 
     times: F32 = column(OWN, "f4")
-    since_ns: I64 = column(OWN, "i8")  # 0: not heard yet
+    since_ns: I64 = column(OWN, "i8")  # 0: not reported yet
     last_ns: I64 = column(OWN, "i8")  # when trouble last counted
     mean_per_day: float = scalar(PRIOR_PER_DAY)
     shape: float = scalar(PRIOR_SHAPE)
@@ -135,15 +135,15 @@ class BaselineRate(EntityState):
 
     def __init__(self, n: int, table: str = OWN) -> None:
         super().__init__({table: n}, table)
-        self.n_heard = 0
+        self.n_reporting = 0
 
-    def hear(self, heard: Bool, now_ns: int) -> None:
+    def watch(self, reporting: Bool, now_ns: int) -> None:
         """Start to observe these devices, if not done before [n]."""
-        if self.n_heard < len(heard):
-            new = heard & (self.since_ns == 0)
+        if self.n_reporting < len(reporting):
+            new = reporting & (self.since_ns == 0)
             if new.any():
                 self.since_ns[new] = now_ns
-                self.n_heard = int(np.count_nonzero(self.since_ns))
+                self.n_reporting = int(np.count_nonzero(self.since_ns))
 
     def apart(self, index: I32, now_ns: int, apart_ns: int) -> I32:
         """Return those of these devices with trouble now and none just before."""
@@ -203,7 +203,7 @@ class BaselineRate(EntityState):
 
     def derive(self) -> None:
         """Recompute the number of watched devices."""
-        self.n_heard = int(np.count_nonzero(self.since_ns))
+        self.n_reporting = int(np.count_nonzero(self.since_ns))
 
 
 # Trouble within so long of trouble that was counted before is the same. source: estimate
@@ -234,7 +234,7 @@ LIFETIME, UNUSUAL = 10, 10.0
 FEW_PU = 0.002
 MOST_TIMES = 9  # that one reading of a counter may add beyond the first; source: estimate
 RECOVERIES = "gpu.nvlink_recovery_count"
-MOST_TOLD = 3  # kinds of trouble in one sentence
+MOST_KINDS = 3  # kinds of trouble in one sentence
 LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 
 
@@ -242,8 +242,8 @@ LATELY_NS = 3600 * NS  # trouble that came no longer ago came now
 class Stream:
     """A kind of trouble: a growing counter, or gaps of telemetry. `drains`: evidence for a drain.
 
-    One mishap makes several counters of a `family` grow, and one device's of all its links: what they tell is
-    told once. `codes` tell of the same trouble. `per_day` is how often it comes once it has come to stay.
+    One mishap makes several counters of a `family` grow, and one device's of all its links: what they show is
+    counted once. `codes` are of the same trouble. `per_day` is how often it comes once it has come to stay.
     """
 
     key: str
@@ -391,15 +391,15 @@ class Recurring(EntityState):
 
     def _stream(self, stream: Stream, rates: Rates, book: FaultBook | None, now: HealthContext) -> None:
         usual, cycles = self.usual[stream.key], self.cycles[stream.key]
-        heard, came = _came(stream, rates)
+        reporting, came = _came(stream, rates)
         if stream.codes and book is not None:
-            told = book.lately(stream.table, stream.codes, self._before_ns)
-            if len(told):
-                came = np.union1d(came, told).astype(np.int32)
-                heard = rates.spoke[stream.table] if heard is None else heard
-        if heard is None:
+            codes = book.lately(stream.table, stream.codes, self._before_ns)
+            if len(codes):
+                came = np.union1d(came, codes).astype(np.int32)
+                reporting = rates.spoke[stream.table] if reporting is None else reporting
+        if reporting is None:
             return
-        usual.hear(heard, self.now_ns)
+        usual.watch(reporting, self.now_ns)
         if len(cycles.index):
             self._close(stream, cycles, usual)
         if len(came):
@@ -437,7 +437,7 @@ class Recurring(EntityState):
         limit = _many(n)
         if stream.key.endswith(".gap"):
             usual = self.usual[stream.key]
-            chance = usual.mean_per_day * usual.n_heard * self._since_ns / DAY_NS
+            chance = usual.mean_per_day * usual.n_reporting * self._since_ns / DAY_NS
             limit = min(limit, max(_many(n, 0.0), SILENT_TIMES * chance))
         if len(some) > limit:
             return index[:0]
@@ -457,7 +457,7 @@ class Recurring(EntityState):
         over = (whole <= 0.0) | (self.now_ns - since_ns >= LONGEST_NS)
         strong = score >= STILL
         some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
-        if np.count_nonzero(strong) > _many(usual.n_heard) or some > stream.most(usual.n_heard):
+        if np.count_nonzero(strong) > _many(usual.n_reporting) or some > stream.most(usual.n_reporting):
             over[:] = True
         elif strong.any():
             node = self.node_of(stream.table, cycles.index)
@@ -499,7 +499,7 @@ class Recurring(EntityState):
         per_month, months = np.zeros(len(FAMILIES)), np.full(len(FAMILIES), np.inf)
         for s in STREAMS:
             usual, k = self.usual[s.key], FAMILIES.index(s.family)
-            if s.drains and usual.n_heard:
+            if s.drains and usual.n_reporting:
                 per_node = self.site.sizes[s.table] / nodes
                 per_month[k] += usual.mean_per_day * per_node * MONTH_D
                 months[k] = min(months[k], usual.all_days / per_node / MONTH_D)
@@ -523,8 +523,8 @@ class Recurring(EntityState):
 
     def _scores(self, cycles: Cycles) -> F64:
         """Return the score of each cycle [k]; trouble that came once does not recur."""
-        told = (cycles.count > 1) | (cycles.prior > 0.0)
-        return np.where(told, cycles.scores(self.now_ns)[0], 0.0)
+        frequent = (cycles.count > 1) | (cycles.prior > 0.0)
+        return np.where(frequent, cycles.scores(self.now_ns)[0], 0.0)
 
     def text(self, node: int) -> str:
         """Return the text of a node's recurrences, the gravest first; empty where there is none."""
@@ -536,7 +536,7 @@ class Recurring(EntityState):
             score = self._scores(cycles)
             for k in np.flatnonzero((self.node_of(s.table, cycles.index) == node) & (score > 0.0)).tolist():
                 found.append((-float(score[k]), self._words(s, cycles, k, node)))
-        return "; ".join(words for _, words in sorted(found)[:MOST_TOLD])
+        return "; ".join(words for _, words in sorted(found)[:MOST_KINDS])
 
     def _words(self, stream: Stream, cycles: Cycles, k: int, node: int) -> str:
         whose = ""

@@ -29,7 +29,7 @@ from twin.telemetry import OWN, SparseState, cell, entries
 
 DIAGNOSIS = "diagnosis of racktwin"
 CLEAR_S = 120.0  # for which most of what was found is held after it has gone; source: estimate
-KEEP_S = 86_400.0  # and at most so long where nobody hears whether it has; source: estimate
+KEEP_S = 86_400.0  # and at most so long where no report shows whether it has; source: estimate
 APART_S = 600.0  # two sights so far apart do not show that something lasted in between; source: estimate
 MAX_NOTES = 256  # words of their own that a rule keeps, each at most so long
 MAX_NOTE = 400
@@ -238,17 +238,17 @@ class ActiveMatches(SparseState):
         if rule.keys and over.any():
             doubt = np.flatnonzero(over & lasted & (unseen_s <= KEEP_S))
             owner = entity_of(rule.part, self.index[doubt])
-            heard = np.zeros(len(doubt), np.bool_)
+            reported = np.zeros(len(doubt), np.bool_)
             for key in rule.keys:
                 if key.partition(".")[0] != PARTS[rule.part]:
                     continue
                 if "{side}" not in key:
-                    heard |= context.current(key, owner)
+                    reported |= context.current(key, owner)
                     continue
                 for side in (0, 1):
                     mine = self.index[doubt] % 2 == side
-                    heard |= mine & context.current(key.replace("{side}", str(side + 1)), owner)
-            over[doubt[~heard]] = False
+                    reported |= mine & context.current(key.replace("{side}", str(side + 1)), owner)
+            over[doubt[~reported]] = False
         if over.any():
             self.keep(~over)
 

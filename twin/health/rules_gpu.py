@@ -91,7 +91,7 @@ def _left_k(context: RuleContext, limit: Callable[[str, I32], F64]) -> tuple[I32
         index = context.beyond(key, low=key == MARGIN)
         if not len(index):
             continue
-        if key == TEMP:  # who tells its margin is judged by that
+        if key == TEMP:  # a GPU that reports its margin is judged by it
             index = index[~context.current(MARGIN, index)]
         left = context.value(key)[index] - limit(key, index)
         parts.append((index, left if key == MARGIN else -left))
@@ -278,8 +278,8 @@ def _double_bits(context: RuleContext) -> RuleMatches:
 
 def _nvlink_text(context: RuleContext, gpu: int) -> str:
     """Sentence about the recovering NVLink of a GPU, or about all its links if no source names one."""
-    told = "" if context.nvlinks is None else context.nvlinks.text(gpu)
-    return told or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; the link is not reported"
+    text = "" if context.nvlinks is None else context.nvlinks.text(gpu)
+    return text or f"{context.now.raw(RECOVERIES)[gpu]} recoveries of its NVLinks; the link is not reported"
 
 
 def _recovering(context: RuleContext) -> RuleMatches:
@@ -310,7 +310,7 @@ def _recovered(context: RuleContext) -> RuleMatches:
     )
 
 
-_KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them says that the GPU is heard
+_KEEPS = ("gpu.health_state", "gpu.temp_c", "gpu.power_w")  # any of them shows that the GPU reports
 
 
 def _grown(
@@ -405,7 +405,7 @@ RULES: tuple[Rule, ...] = (
          clear_s=3600.0),
 )  # fmt: skip
 
-# Kinds of signals of a GPU; the first shows that it lives. A kind counts where one of its signals is heard
+# Kinds of signals of a GPU; the first shows that it lives. A kind counts where one of its signals is current
 # now.
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("heat", (TEMP, MARGIN)),
@@ -421,6 +421,6 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("its own health state", ("gpu.health_state", "gpu.recovery_action_state")),
 )
 VITAL = (TEMP, MARGIN, "gpu.power_w", "gpu.sm_clock_hz", "gpu.util_pu", "gpu.health_state")
-# One of these must have been told: that a GPU works or draws power does not say that it is well
+# One of these must have been reported: that a GPU works or draws power does not say that it is well
 CONDITION = (TEMP, MARGIN, "gpu.clock_event_bits", "gpu.xid_code", "gpu.health_state", "gpu.ecc_dbe_count",
              "gpu.ecc_sbe_count", "gpu.row_remap_failed_state", "gpu.recovery_action_state")  # fmt: skip

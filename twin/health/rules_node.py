@@ -53,8 +53,8 @@ def _silent_dpu(context: RuleContext) -> RuleMatches:
         keys = [key for each in DPU_VITAL if context.known(key := each.replace("{side}", side))]
         if not keys:
             continue
-        told = np.any([context.now.age_s(key) < DPU_GONE_S for key in keys], axis=0)
-        silent = np.flatnonzero(told).astype(np.int32)
+        reported = np.any([context.now.age_s(key) < DPU_GONE_S for key in keys], axis=0)
+        silent = np.flatnonzero(reported).astype(np.int32)
         for key in keys:
             silent = silent[~context.current(key, silent)]
         for node in silent.tolist():

@@ -106,10 +106,10 @@ def _pairs(context: RuleContext, keys: tuple[str, str]) -> F64:
 
 def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
     """Finds pumps of CDUs with this diagnosis; `only`: stopped pumps, or running ones."""
-    told = by_diagnosis(kind, "cdu", itself_pu)
+    rule = by_diagnosis(kind, "cdu", itself_pu)
 
     def find(context: RuleContext) -> RuleMatches:
-        found = told(context)
+        found = rule(context)
         if not len(found.index):
             return NOTHING
         speed = _speeds(context)
@@ -142,7 +142,7 @@ def _standing(context: RuleContext) -> RuleMatches:
 
 
 def _worn_pumps(context: RuleContext) -> RuleMatches:
-    """Find both pumps of a CDU whose head drifts, because the data cannot tell them apart."""
+    """Find both pumps of a CDU whose head drifts, because the data cannot distinguish them."""
     found = _WEAR(context)
     if not len(found.index) or found.a is None:
         return NOTHING
@@ -156,14 +156,14 @@ _WEAR = wearing("cdu", "cdu.pump_head")
 
 def _lost_supplies(context: RuleContext) -> RuleMatches:
     """Find the weaker supply of nodes that run on one. `a`: its power, W; `b`: power of the other, W."""
-    told = by_diagnosis("psu_lost", "node")(context)
-    if not len(told.index):
+    rule = by_diagnosis("psu_lost", "node")(context)
+    if not len(rule.index):
         return NOTHING
-    both = np.stack([context.value(key)[told.index] for key in PSU], axis=1).astype(np.float64)
+    both = np.stack([context.value(key)[rule.index] for key in PSU], axis=1).astype(np.float64)
     side = np.argmin(np.where(np.isfinite(both), both, np.inf), axis=1)
     rows = np.arange(len(side))
-    index = (2 * told.index + side).astype(np.int32)
-    return RuleMatches(index, both[rows, side], both[rows, 1 - side], sure_pu=told.sure_pu)
+    index = (2 * rule.index + side).astype(np.int32)
+    return RuleMatches(index, both[rows, side], both[rows, 1 - side], sure_pu=rule.sure_pu)
 
 
 def _empty_supplies(context: RuleContext) -> RuleMatches:

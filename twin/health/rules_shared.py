@@ -26,7 +26,7 @@ UNUSUAL = 10.0  # times the usual, and the others'; source: estimate, as in the 
 # of which nothing is known; source: estimate
 GAP_PU, SILENT_PU = 0.05, 0.9
 WEAR_S = 14 * 86_400.0  # what lasts no longer is planned for; source: estimate
-MAX_WORN = 200  # parts that are told of one trend in words
+MAX_WORN = 200  # named parts of one trend
 # That the device itself is to blame for a code: of those that speak of it, of those that an application or
 # the facility brings about as a rule, and of those that nobody explains; source: estimate
 OF_CODE_PU, OF_OTHERS_PU, OF_UNKNOWN_PU = 0.8, 0.2, 0.5
@@ -50,7 +50,7 @@ def open_codes(table: str) -> Callable[[RuleContext], RuleMatches]:
         sure = np.where(others, OF_OTHERS_PU, np.where(known, OF_CODE_PU, OF_UNKNOWN_PU))
         level = np.where(known & (acts >= _RESET), DEGRADED, WATCH).astype(np.uint8)
         level[context.book.open_grave(table)[index]] = (
-            FAILED  # the words may tell more of it than the catalogue
+            FAILED  # the words may say more of it than the catalogue
         )
 
         def say(k: int) -> str:

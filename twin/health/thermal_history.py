@@ -1,7 +1,7 @@
 """Thermal history: the mean temperature of each GPU, its thermal cycles, and its age.
 
 A thermal cycle is a fall and a rise of `SWING_K` or more between two turning points: a rainflow count of
-large swings alone. Sums fade, so that a GPU is told by its last days.
+large swings alone. Sums fade, so that a GPU is described by its last days.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ U16 = NDArray[np.uint16]
 Kinds = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-Bits = int | U16  # bit k: the kind k is heard now; one number where that holds of all, else [n]
+Bits = int | U16  # bit k: the kind k is current; one number where that holds of all, else [n]
 
 
 def share_of(bits: Bits, many: int) -> float | F32:
@@ -58,7 +58,7 @@ def look_at(
     return found, dark
 
 
-def never_told(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
+def lacks_reports(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
     """Return the parts that never reported any of these [n]; None if there are none, or no signal is
     expected."""
     ever: Bool | None = None
@@ -78,11 +78,11 @@ def never_told(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
 def _of_table(context: RuleContext, n: int, kinds: Kinds, vital: tuple[str, ...]) -> tuple[Bits, Bool | None]:
     whole, some = 0, []
     for k, (_, keys) in enumerate(kinds):
-        heard = _any(context, keys)
-        if heard is True:
+        reported = _any(context, keys)
+        if reported is True:
             whole |= 1 << k
-        elif heard is not False:
-            some.append((k, heard))
+        elif reported is not False:
+            some.append((k, reported))
     bits: Bits = whole
     if some:
         columns = np.full(n, whole, np.uint16)
@@ -128,7 +128,7 @@ class Spec:
     rules: tuple[Rule, ...]
     kinds: Kinds
     vital: tuple[str, ...]
-    condition: tuple[str, ...] = ()  # of which one must have been told; none: what shows life is enough
+    condition: tuple[str, ...] = ()  # one of these must have been reported; none: what shows life is enough
 
     def rule(self, rule_id: str) -> Rule | None:
         """Return the rule with this id; None for evidence without a rule."""

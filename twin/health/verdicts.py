@@ -18,7 +18,7 @@ from twin.health.attribution import Attribution
 from twin.health.context import HealthContext
 from twin.health.rates import mute
 from twin.health.rules import ActiveMatches, DeviceRecords, Rule, RuleContext, RuleMatches
-from twin.health.verdict_specs import SPECS, Bits, Spec, look_at, never_told, share_of
+from twin.health.verdict_specs import SPECS, Bits, Spec, lacks_reports, look_at, share_of
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, keyed, part as kept_part, scalar
 
@@ -39,7 +39,7 @@ class IncidentHistory(EntityState):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.sizes)
-        self._whole = dict.fromkeys(TABLES, False)  # whether all have been heard
+        self._whole = dict.fromkeys(TABLES, False)  # whether all have reported
 
     def update(self, spoke: Mapping[str, Bool], now_ns: int) -> None:
         """Note who has spoken (by table [n]) for the first time."""
@@ -94,7 +94,7 @@ def _span(seconds: float) -> str:
 
 
 KEPT_S = 60.0  # a level is kept at least so long before it becomes better; source: estimate
-MAX_TOLD = 8  # GPUs, supplies and DPUs whose evidence is told with their node's, each by its gravest
+MAX_PARTS = 8  # GPUs, supplies and DPUs whose evidence is stated with their node's, each by its gravest
 # Parts of a node in pairs, and the worst that they make of it: it runs on one supply
 MOST_OF_NODE = {"psu": DEGRADED, "dpu": FAILED}
 _OF_PARTS = {part: part for part in PARTS}
@@ -157,7 +157,7 @@ class Verdicts(EntityState):
         if silent and not any(len(h.index) for h in held.values()) and self._untouched(part, context):
             return
         bits, dark = look_at(context, part, n, spec.kinds, spec.vital)
-        if (never := never_told(context, spec.condition)) is not None:
+        if (never := lacks_reports(context, spec.condition)) is not None:
             dark = never if dark is None else dark | never
         self._bits[part] = bits
         share = share_of(bits, len(spec.kinds))
@@ -188,7 +188,7 @@ class Verdicts(EntityState):
     def _no_gpus(self, context: RuleContext) -> bool:
         """Return True if no GPU, supply or DPU has evidence for its node."""
         alone = mute(context.now.state.tables["gpu"]) and not self.since_ns["gpu"].any()
-        return alone and not self._pairs_tell()
+        return alone and not self._any_pair_ill()
 
     def _untouched(self, part: str, context: RuleContext) -> bool:
         """Return True if a part that never reported stands as it began: all unknown."""
@@ -196,9 +196,9 @@ class Verdicts(EntityState):
 
     def _below(self) -> bool:
         """Return True if any GPU, supply or DPU is other than healthy."""
-        return "gpu" not in self._plain or self._pairs_tell()
+        return "gpu" not in self._plain or self._any_pair_ill()
 
-    def _pairs_tell(self) -> bool:
+    def _any_pair_ill(self) -> bool:
         return any(bool((self.level[part] >= WATCH).any()) for part in MOST_OF_NODE)
 
     def _lowered_moved(self) -> bool:
@@ -307,8 +307,8 @@ class Verdicts(EntityState):
         reported = self._bits.get(part, 0)
         bits = reported if isinstance(reported, int) else int(reported[index])
         if self.level[part][index] == UNKNOWN and not bits:
-            kinds = ", ".join(what for what, _ in _telling(spec, 0))
-            text = f"it does not report now; not heard: {kinds}"
+            kinds = ", ".join(what for what, _ in _shown(spec, 0))
+            text = f"it does not report now; not reported: {kinds}"
             out.append(Evidence("missing:everything", UNKNOWN, text, 0, 1.0, "what is reported"))
             return out
         unexplained = not out and not self._work_at(part, index)
@@ -328,7 +328,7 @@ class Verdicts(EntityState):
     def _by_its_gpus(self, part: str, index: int, bits: int) -> bool:
         """Return True if a reporting node is unknown because of one of its GPUs, whose evidence explains
         it."""
-        if part != "node" or not any(heard for _, heard in _telling(SPECS[part], bits)):
+        if part != "node" or not any(shown for _, shown in _shown(SPECS[part], bits)):
             return False
         first, last = self.site.gpu_start_of_node[index : index + 2].tolist()
         return bool((self.level["gpu"][first:last] == UNKNOWN).any())
@@ -349,14 +349,17 @@ class Verdicts(EntityState):
         out: list[Evidence] = []
         for part, i, name in mine:
             level = int(self.level[part][i])
-            asks = self._asks(part, i)  # what it asks for is told too, be it less grave or none of its fault
+            # The action it asks for is stated too, be it less grave or none of its fault
+            asks = self._asks(part, i)
             well = level < (UNKNOWN if part == "gpu" else WATCH)
-            if len(out) >= MAX_TOLD or (well and asks in ("", *(e.rule.partition(":")[2] for e in out))):
+            if len(out) >= MAX_PARTS or (well and asks in ("", *(e.rule.partition(":")[2] for e in out))):
                 continue
-            told = [e for e in self._own(part, i) if level == UNKNOWN or not e.rule.startswith("missing:")]
-            told.sort(key=lambda e: (-e.level, -e.sure_pu))
-            grave = told[0] if told else None
-            words = "; ".join(e.text for e in told if e is grave or e.rule == asks)
+            evidence = [
+                e for e in self._own(part, i) if level == UNKNOWN or not e.rule.startswith("missing:")
+            ]
+            evidence.sort(key=lambda e: (-e.level, -e.sure_pu))
+            grave = evidence[0] if evidence else None
+            words = "; ".join(e.text for e in evidence if e is grave or e.rule == asks)
             text = f"{name} is {LEVELS[level]}" + (f": {words}" if words else "")
             most = min(level, MOST_OF_NODE.get(part, level))
             out.append(Evidence(f"{part}:{grave.rule}" if grave else part, most, text,
@@ -388,7 +391,7 @@ def size_of(part: str, site: Site) -> int:
     return site.sizes[PARTS[part]] * (2 if part in PAIRED else 1)
 
 
-def _telling(spec: Spec, bits: int) -> list[tuple[str, bool]]:
+def _shown(spec: Spec, bits: int) -> list[tuple[str, bool]]:
     """Return (kind of evidence, mask of current reports) of the signs that a part is healthy."""
     keys = {*spec.vital, *spec.condition}
     return [(what, bool(bits >> k & 1)) for k, (what, of) in enumerate(spec.kinds) if not keys.isdisjoint(of)]
@@ -396,9 +399,9 @@ def _telling(spec: Spec, bits: int) -> list[tuple[str, bool]]:
 
 def _not_shown(spec: Spec, bits: int) -> str:
     """Return the reason that a part is unknown: the missing evidence of its health."""
-    lacking = ", ".join(what for what, heard in _telling(spec, bits) if not heard)
+    lacking = ", ".join(what for what, shown in _shown(spec, bits) if not shown)
     return "nothing shows that it is well" + (
-        f"; not heard: {lacking}" if lacking else ", or not for a minute yet"
+        f"; not reported: {lacking}" if lacking else ", or not for a minute yet"
     )
 
 

@@ -22,7 +22,7 @@ from twin.telemetry import EntityState, SparseState, cell, column, part, scalar
 Z = 1.645  # of a 90 % interval
 LEAST_POINTS, LEAST_SPAN_S = 12, 1.5 * 86_400.0  # source: estimate
 SURE_T = 4.0  # slope over its standard error from which there is a drift; source: estimate
-LONGEST_S = 10 * 365.25 * 86_400.0  # what lasts longer is not told
+LONGEST_S = 10 * 365.25 * 86_400.0  # what lasts longer is not stated
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def sure(found: Trend, floor: F64 | float) -> Bool:
 def until(found: Trend, limit: F64, rising: bool, floor: F64 | float) -> Left:
     """Return the time until each line meets its limit at its present slope; 0 if it has.
 
-    NaN where no drift towards it can be told from noise, or it takes longer than `LONGEST_S`.
+    NaN where no drift towards it can be distinguished from noise, or it takes longer than `LONGEST_S`.
     """
     sign = 1.0 if rising else -1.0
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -106,9 +106,9 @@ def until(found: Trend, limit: F64, rising: bool, floor: F64 | float) -> Left:
         mid = gap / speed
         lo = (gap - z * found.level_sigma) / (speed + z * found.slope_sigma)
         hi = (gap + z * found.level_sigma) / np.maximum(speed - z * found.slope_sigma, 1e-300)
-        told = sure(found, floor) & (speed > 0.0) & (mid <= LONGEST_S)
+        certain = sure(found, floor) & (speed > 0.0) & (mid <= LONGEST_S)
         over = gap <= 0.0
-    out = [np.where(over, 0.0, np.where(told, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
+    out = [np.where(over, 0.0, np.where(certain, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
     return Left(*out)
 
 
@@ -119,7 +119,7 @@ def straight(value: F64 | float, power: float) -> F64:
         return np.asarray(np.log(value) if power == 0.0 else (value**power - 1.0) / power, np.float64)
 
 
-# What has worn goes with the power of the time between these, and a line is no more than the middle: of what
+# The wear goes with the power of the time between these, and a line is no more than the middle: of what
 # has just begun nobody knows how it goes on. source: estimate
 FASTER, SLOWER = 1.35, 0.75
 LEAST_WAY = 0.02  # share of the way to the limit that was seen; source: estimate
@@ -156,9 +156,9 @@ def until_counted(grown: F64, span_s: F64, left: F64, least: float) -> Left:
         each_s = span_s / grown
         mid, spread = left * each_s, Z / np.sqrt(grown)
         lo, hi = mid / (1.0 + spread), mid / np.maximum(1.0 - spread, 1e-3)
-        told = (grown >= least) & (span_s >= LEAST_SPAN_S) & (mid <= LONGEST_S)
+        certain = (grown >= least) & (span_s >= LEAST_SPAN_S) & (mid <= LONGEST_S)
         over = left <= 0.0
-    out = [np.where(over, 0.0, np.where(told, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
+    out = [np.where(over, 0.0, np.where(certain, np.clip(v, 0.0, LONGEST_S), np.nan)) for v in (mid, lo, hi)]
     return Left(*out)
 
 
@@ -167,9 +167,9 @@ MAX_TRACKS = 2000  # of GPUs, for each parameter
 JUMP_PU = 0.05  # a change between two points that is no wear: cleaning, a repair, a fault; source: estimate
 DAY_S = 86_400.0
 # After its early value is known, in which a cold plate's resistance is still being found: the readings of 15
-# minutes at one load tell little of it; source: estimate
+# minutes at one load show little of it; source: estimate
 SETTLING_S = 86_400.0
-LEAST_ALIKE = 4  # GPUs of a rack that tell what all of them have alike; source: estimate
+LEAST_ALIKE = 4  # GPUs of a rack that show what all of them have alike; source: estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class Remaining:
 class Worn:
     """Wearing parameter, with its limit over its early value, and the change that is only noise.
 
-    `heard` is the signal without which nothing is learned of it. Its power `law`, for 0 its logarithm, goes
+    `signal` is the signal without which nothing is learned of it. Its power `law`, for 0 its logarithm, goes
     straight with time. `sparse`: only those that drift are tracked.
     """
 
@@ -195,7 +195,7 @@ class Worn:
     words: str
     limit_pu: float
     noise_pu: float
-    heard: str
+    signal: str
     law: float
     sparse: bool = False
 
@@ -218,7 +218,7 @@ WORN = (
     Worn("gpu.resistance", "the thermal resistance of the cold plate", 2.0, 0.05, "gpu.temp_c", 1.0, True),
 )
 # Rows of memory that can be remapped. source: NVIDIA, GPU Memory Error Management: at most 512 per GPU, and 8
-# per bank, which no counter tells: a bank may be used up before
+# per bank, which no counter reports: a bank may be used up before
 REMAPS, MOST_REMAPS, LEAST_GROWN = "gpu.row_remap_count", 512.0, 4.0
 
 
@@ -264,7 +264,7 @@ class Wear(EntityState):
 
     def _take(self, worn: Worn, points: Points, parameter: Parameter, now: HealthContext, row: int) -> None:
         with np.errstate(invalid="ignore", divide="ignore"):
-            value = np.where(now.fresh(worn.heard) & (parameter.reference > 0.0), parameter.value, np.nan)
+            value = np.where(now.fresh(worn.signal) & (parameter.reference > 0.0), parameter.value, np.nan)
             if (work := now.under_work(parameter.table)) is not None:
                 value = np.where(work, np.nan, value)
             if worn.what == PUMP_HEAD:  # a filter that clogs is no wear of the pumps
@@ -455,6 +455,6 @@ def _counted(t_s: F64, count: F64) -> tuple[Trend, Left]:
     with np.errstate(invalid="ignore"):
         last = np.fmax.reduce(count, axis=0) if len(count) else np.zeros(count.shape[1])
         first = np.fmin.reduce(count, axis=0) if len(count) else np.zeros(count.shape[1])
-        told = np.where(np.isfinite(line.level), 0.0, np.nan)
-        line = replace(line, level=last + told, first=first + told)
-        return line, until_counted(last - first + told, line.span_s, MOST_REMAPS - last, LEAST_GROWN)
+        zero = np.where(np.isfinite(line.level), 0.0, np.nan)
+        line = replace(line, level=last + zero, first=first + zero)
+        return line, until_counted(last - first + zero, line.span_s, MOST_REMAPS - last, LEAST_GROWN)

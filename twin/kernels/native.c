@@ -263,7 +263,7 @@ KERNEL(fit_sigma) {
 }
 
 /* Powers as they come, and for how long they were missing; returns how many GPUs begin anew. */
-KERNEL(hear_power) {
+KERNEL(hold_power) {
     TAKE("dDDD..Q");
     const double *heard = (double *)args[0].data;
     double *power_w = (double *)args[1].data, *silent_s = (double *)args[2].data;
@@ -1245,7 +1245,7 @@ KERNEL(numbers_behind) {
 
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
-    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hear_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
+    NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hold_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     NAMED(narrow), NAMED(power_at_level), NAMED(find_places), NAMED(numbers_behind),

@@ -28,7 +28,7 @@ MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`
 
 def learn_noise(
     difference: F64,
-    heard_ns: I64,
+    received_ns: I64,
     variance: F64,
     mean: F64,
     creeping: F64,
@@ -53,8 +53,8 @@ def learn_noise(
     far &= known
     if far.any() or off_ns.any():
         near = known & ~(size > bound / 2)
-        off_ns[:] = np.where(near, 0, np.where(far & (off_ns == 0), heard_ns, off_ns))
-        known &= ~((off_ns > 0) & (heard_ns - off_ns >= fault_ns))
+        off_ns[:] = np.where(near, 0, np.where(far & (off_ns == 0), received_ns, off_ns))
+        known &= ~((off_ns > 0) & (received_ns - off_ns >= fault_ns))
         np.copyto(size, bound, where=far)
     count += known
     since = 1.0 / np.maximum(count, 1)
@@ -123,16 +123,16 @@ def fit_sigma(factor: F32, at: I64, out: F64, *features: F64) -> None:
     np.sqrt(out, out=out)
 
 
-def hear_power(
-    heard_w: F64, power_w: F64, silent_s: F64, settled_s: F64, hold_s: float, dt_s: float, at: I64
+def hold_power(
+    read_w: F64, power_w: F64, silent_s: F64, settled_s: F64, hold_s: float, dt_s: float, at: I64
 ) -> int:
     """Take in powers (NaN: none), which are held for a while where they are missing.
 
     Returns how many GPUs begin anew, as they were silent for longer; writes which into `at`.
     """
-    known = np.isfinite(heard_w)
+    known = np.isfinite(read_w)
     settled_s += dt_s
-    np.copyto(power_w, heard_w, where=known)
+    np.copyto(power_w, read_w, where=known)
     lost = silent_s > hold_s
     silent_s += dt_s
     silent_s[known] = 0.0
@@ -189,7 +189,7 @@ def joint(total: F64, *sigmas: F64) -> None:
 def follow_steps(values: F64, step: F64, last: F64, tolerance: float, least: float) -> None:
     """Take in readings [k, n], NaN for none; see `Steps`, whose columns are changed."""
     change = np.abs(values - last)
-    # A device that stops or starts tells no step: 0 is a multiple of all
+    # A device that stops or starts shows no step: 0 is a multiple of all
     change[(values == 0.0) | (last == 0.0)] = 0.0
     at = np.nonzero((change > 0.0) & (step > 0.0))
     found, value = np.minimum(step[at], change[at]), values[at]
@@ -388,7 +388,7 @@ def teach_linear(
 
 
 def learn_cadence(
-    heard_ns: I64,
+    received_ns: I64,
     t_ns: I64,
     entity: I32 | None,
     now_ns: int,
@@ -402,11 +402,11 @@ def learn_cadence(
     same: Bool | None,
     jump_s: float,
 ) -> int:
-    """Take in messages of `t_ns` [m] after those of `heard_ns` [n]; see `Cadence`, whose columns are changed.
+    """Take in messages of `t_ns` [m] after those of `received_ns` [n]; changes the columns of `Cadence`.
 
-    Returns how many gaps were learned: not of a first message, nor of what was heard before a pause.
+    Returns how many gaps were learned: not of a first message, nor of those received before a pause.
     """
-    before_ns = heard_ns if entity is None else heard_ns[entity]
+    before_ns = received_ns if entity is None else received_ns[entity]
     apart_ns = t_ns - before_ns
     usable = (before_ns > paused_ns) & (apart_ns > 0)
     at: Any = slice(None) if entity is None else entity
@@ -446,9 +446,9 @@ def learn_cadence(
     return len(t_ns)
 
 
-def first_arrival(hits: NDArray[np.uint16], heard_ns: I64, t_ns: I64) -> bool:
-    """Return True if nothing is pending, and all of `t_ns` is at or after what was heard."""
-    return not hits.any() and bool((heard_ns <= t_ns).all())
+def first_arrival(hits: NDArray[np.uint16], received_ns: I64, t_ns: I64) -> bool:
+    """Return True if nothing is pending, and all of `t_ns` is at or after the last one received."""
+    return not hits.any() and bool((received_ns <= t_ns).all())
 
 
 def count_up(raw: I64, gain: I64, rows: I32, at: int, new: I64, most: F64) -> bool:

@@ -39,7 +39,7 @@ class Settled(NamedTuple):
 
 
 class Split(NamedTuple):
-    """Racks and nodes as they add up; `unmetered`: nodes of whose power nothing tells [n_node]; `losses` of
+    """Racks and nodes as they add up; `unmetered`: nodes of whose power is unknown [n_node]; `losses` of
     each group of roots in its hall, with the variances of all that the group takes.
     """
 
@@ -53,7 +53,7 @@ class Split(NamedTuple):
 class LateRoots(EntityState):
     """Energies with the variance of their gaps since all roots of a group were last read: of roots, racks.
 
-    A counter that is read again tells of all the time since; it is compared with racks over that time.
+    A counter that is read again covers all the time since; it is compared with racks over that time.
     """
 
     root_j: F64 = column("feeder", "f8")
@@ -110,9 +110,9 @@ def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, 
     by_nodes = ~rack.known & (dark == 0) & (np.diff(site.node_start_of_rack) > 0)
     rack_j = np.where(rack.known, rack.energy_j * gain.meter, np.where(by_nodes, nodes_j * gain.nodes, 0.0))
     rack_var = np.where(rack.known, rack.var_j2, row_sums(of_node, node.var_j2, n_rack))
-    told = rack.known | by_nodes
+    is_known = rack.known | by_nodes
     own2, common = (gain.own_pu * rack_j) ** 2, gain.common_pu * rack_j
-    own2 = np.where(told, own2, 0.0)
+    own2 = np.where(is_known, own2, 0.0)
     # Roots: a group counts where all of them are known
     of, roots = groups.of_root, groups.roots
     root_j, n = feeder.energy_j[roots], groups.n
@@ -124,13 +124,13 @@ def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, 
     fed_var = row_sums(of, feeder.var_j2[roots], n)
     # Racks without readings share the rest of the others
     g = groups.of_rack
-    lone = ~told
+    lone = ~is_known
     left_j = np.maximum(fed_j - row_sums(g, rack_j, n), 0.0)
     many = np.maximum(row_sums(g, lone, n), 1)
     guess = lone & whole[g]
     rack_j = np.where(guess, np.maximum(left_j[g] / many[g], nodes_j), rack_j)
     rack_var = np.where(guess, (UNREAD_PU * rack_j) ** 2, rack_var)
-    # Of others only the nodes are known that tell of themselves
+    # Of others only the nodes that report are known
     rack_j = np.where(lone & ~guess, nodes_j * np.maximum(gain.nodes, 1.0), rack_j)
     fresh = whole & (row_sums(of, ~fresh[roots], n) == 0)
     racks = _Errors(rack_j, rack_var, own2, common, late.rack_j, late.rack_var)
@@ -141,12 +141,12 @@ def split(groups: RootGroups, meters: RootMeters, rack: Metered, node: Metered, 
     late.rack_var[:] = np.where(waits, late.rack_var + rack_var, 0.0)
     late.root_j[roots] = np.where(root_waits, late.root_j[roots] + root_j, 0.0)
     late.root_var[roots] = np.where(root_waits, late.root_var[roots] + feeder.var_j2[roots], 0.0)
-    node_, unmetered = _nodes(site, rack_.energy_j, node, told | guess, nodes_j)
+    node_, unmetered = _nodes(site, rack_.energy_j, node, is_known | guess, nodes_j)
     return Split(rack_, node_, unmetered, losses, groups.hall)
 
 
 class _Errors(NamedTuple):
-    """Racks before the meters of roots are heard: energy, variances of gaps and gains [n_rack], the part of
+    """Racks before the meters of roots count: energy, variances of gaps and gains [n_rack], the part of
     the latter that is common to all; energy and variance of gaps that wait from before."""
 
     energy_j: F64
@@ -200,16 +200,16 @@ def _reconciled(groups: RootGroups, racks: _Errors, roots: _Roots) -> tuple[Sett
     return racks_, Settled(losses_j, group_sigma2, group_var)
 
 
-def _nodes(site: Site, rack_j: F64, node: Metered, told: Bool, nodes_j: F64) -> tuple[Settled, Bool]:
+def _nodes(site: Site, rack_j: F64, node: Metered, is_known: Bool, nodes_j: F64) -> tuple[Settled, Bool]:
     """Split racks into nodes, and find those without known power. `nodes_j`: of known nodes by rack."""
     of_node = site.rack_of_node
     dark = row_sums(of_node, ~node.known, len(rack_j))
-    left_j = np.where(told, np.maximum(rack_j - nodes_j, 0.0), 0.0) / np.maximum(dark, 1.0)
+    left_j = np.where(is_known, np.maximum(rack_j - nodes_j, 0.0), 0.0) / np.maximum(dark, 1.0)
     node_j = np.where(node.known, node.energy_j, left_j[of_node])
     # Nodes take no more than their rack does
     sums = row_sums(of_node, node_j, len(rack_j))
-    over = told & (sums > rack_j) & (sums > 0.0)
+    over = is_known & (sums > rack_j) & (sums > 0.0)
     scale = np.divide(rack_j, sums, out=np.ones(len(rack_j)), where=over)
     node_j = node_j * scale[of_node]
     var_j2 = np.where(node.known, node.var_j2, (UNREAD_PU * node_j) ** 2)
-    return Settled(node_j, (GAIN_PU * node_j) ** 2, var_j2), ~node.known & ~told[of_node]
+    return Settled(node_j, (GAIN_PU * node_j) ** 2, var_j2), ~node.known & ~is_known[of_node]

@@ -1,6 +1,6 @@
 """Feeder balance: the gains of racks' meters, by the counters of the feeders that carry them together.
 
-One look tells only by how much the meters of a group of racks differ from their roots together. Racks take
+One look shows only by how much the meters of a group of racks differ from their roots together. Racks take
 more and less at different times, though: over many hours only the right gains make all sums agree. So they
 are learned as a Kalman filter does it, hour by hour, beside the gain of the roots with what is lost below
 them, and how that grows with the load.
@@ -18,11 +18,11 @@ from twin.ledger.rack_meters import GAIN_PU
 from twin.telemetry import EntityState, OldOfNew, column, scalar
 
 WINDOW_S = 3600.0  # of energies that are compared; source: estimate
-MOST_RACKS = 64  # of a group; beyond, one rack moves its sum by too little to be told
+MOST_RACKS = 64  # of a group; beyond, one rack moves its sum by too little to be identified
 DRIFT_PU = 0.0002  # 1 sigma by which a gain moves in a day; source: estimate
 FIRST_NOISE_PU, LEAST_NOISE_PU = 0.002, 0.0002  # 1 sigma of a window's balance, of its energy; estimates
 NOISE_WINDOWS = 50  # of which the noise is the mean
-SURPRISE = 4.0  # sigmas, beyond which a window tells of something else
+SURPRISE = 4.0  # sigmas, beyond which a window has another cause
 ROOT, LOAD = -2, -1  # places after the racks: gain of the roots, losses that grow with the load
 ROOT_PU = float(np.hypot(COUNTER_PU, LOSS_PU))  # 1 sigma of the first, with what is lost at all loads
 
@@ -93,8 +93,8 @@ class FeederBalance(EntityState):
         if self.window_s < WINDOW_S:
             return
         for g, (racks, roots) in enumerate(zip(self._racks, self._roots, strict=True)):
-            told = root_whole[roots].all() and self.root_j[g] > 0.0
-            if len(racks) and told and not self.spoiled[racks].any():
+            complete = root_whole[roots].all() and self.root_j[g] > 0.0
+            if len(racks) and complete and not self.spoiled[racks].any():
                 self._learn(g, self.rack_j[racks], float(self.root_j[g]))
             # A later reading of a counter adds the energy of this window to the next one
             self.spoiled[racks] = not root_whole[roots].all()
@@ -110,8 +110,8 @@ class FeederBalance(EntityState):
         covar[np.diag_indices(len(rack_j) + 1)] += DRIFT_PU**2 * WINDOW_S / 86_400.0
         known_pu2 = float(row @ covar @ row)
         noise_pu2 = max(float(self.noise_pu2[g]), LEAST_NOISE_PU**2)
-        told_pu2 = min(off_pu**2, SURPRISE**2 * (known_pu2 + noise_pu2))
-        self.noise_pu2[g] += (told_pu2 - self.noise_pu2[g]) / min(self.windows[g] + 1.0, float(NOISE_WINDOWS))
+        step_pu2 = min(off_pu**2, SURPRISE**2 * (known_pu2 + noise_pu2))
+        self.noise_pu2[g] += (step_pu2 - self.noise_pu2[g]) / min(self.windows[g] + 1.0, float(NOISE_WINDOWS))
         if off_pu**2 > SURPRISE**2 * (known_pu2 + noise_pu2):
             return
         gain = covar @ row / (known_pu2 + noise_pu2)

@@ -171,14 +171,14 @@ class JobTime(EntityState):
     saved_ns: I64 = column("job", "i8", trail=(2,))  # of the last save that was counted, by tier
     restarted_ns: I64 = column("job", "i8")
 
-    def hear(self, slot: int, generation: int, told: ReportedSpans) -> None:
+    def receive(self, slot: int, generation: int, spans: ReportedSpans) -> None:
         """Count each save and each restart of a job once."""
         if self.generation[slot] != generation:
             self.generation[slot] = generation
             self.owed_ns[slot], self.saved_ns[slot], self.restarted_ns[slot] = 0, 0, 0
-        if told.save_s > 0.0 and told.began_ns > self.saved_ns[slot, told.tier]:
-            self.saved_ns[slot, told.tier] = told.began_ns
-            self.owed_ns[slot, 0] += round(told.save_s * NS)
-        if told.restart_s > 0.0 and told.at_ns > self.restarted_ns[slot]:
-            self.restarted_ns[slot] = told.at_ns
-            self.owed_ns[slot, 1] += round(told.restart_s * NS)
+        if spans.save_s > 0.0 and spans.began_ns > self.saved_ns[slot, spans.tier]:
+            self.saved_ns[slot, spans.tier] = spans.began_ns
+            self.owed_ns[slot, 0] += round(spans.save_s * NS)
+        if spans.restart_s > 0.0 and spans.at_ns > self.restarted_ns[slot]:
+            self.restarted_ns[slot] = spans.at_ns
+            self.owed_ns[slot, 1] += round(spans.restart_s * NS)

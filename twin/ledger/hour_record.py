@@ -14,7 +14,7 @@ class LedgerRow(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `sigma_j` adds up over hours, as a meter's gain does; `var_j2` is of what is independent. `unpriced_j` had
     no known price, `uncounted_j` no known carbon intensity, `ungauged_j` is of nodes with GPUs of whose share
-    of it nothing told. The fields from `energy_j` on are amounts, which add up: see AMOUNTS.
+    it was not reported. The fields from `energy_j` on are amounts, which add up: see AMOUNTS.
     """
 
     hall: str
@@ -61,9 +61,9 @@ FIGURES = ("pue", "tue", "wue")
 class HourRecord(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
     """One hour. `begin_ns`: its begin; `watched_ns`: the part that this daemon observed.
 
-    `unmetered_s`: node-seconds whose power nothing told; `refused`: counters that did not fit their meters;
-    `figures` of FIGURES: all energy over that of racks; all energy over that of GPUs and CPUs; water over the
-    energy of racks.
+    `unmetered_s`: node-seconds whose power was not reported; `refused`: counters that did not fit their
+    meters; `figures` of FIGURES: all energy over that of racks; all energy over that of GPUs and CPUs; water
+    over the energy of racks.
     """
 
     begin_ns: int

@@ -20,7 +20,7 @@ from twin.telemetry import EntityState, column
 GAIN_PU = 0.003
 MEMORY_S = 86_400.0  # of the sums that are compared; source: estimate
 LEAST_S = 600.0  # of both meters, before they are compared; source: estimate
-LEAST_RACKS = 4  # of one profile, whose spread tells something; source: estimate
+LEAST_RACKS = 4  # of one profile, whose spread is significant; source: estimate
 SPREAD_PU, LEAST_SPREAD_PU = (
     0.02,
     0.001,

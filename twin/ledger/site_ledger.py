@@ -53,7 +53,7 @@ class SiteLedger(EntityState):
     # Queue, tenant, account and name of the job that a slot holds, or held last, by the slot as text
     holders: dict[str, list[str]] = scalar({})
     closed: list[bytes] = scalar([])
-    # All energy, and that of GPUs and CPUs, since all counters of GPUs were heard, and when that was
+    # All energy, and that of GPUs and CPUs, since all counters of GPUs reported, and when that was
     waits_j: F64 = scalar(np.zeros(2))
     waits_ns: int = scalar(0)
     gaps: I64 = scalar(_NO_GAPS)  # since the last look, in which nobody listened [g, 2]
@@ -86,15 +86,15 @@ class SiteLedger(EntityState):
         """Return the current hour as booked so far; None before the first look."""
         return self.hour.record(self._place_names()) if self.hour.begin_ns else None
 
-    def hear(self, event: CheckpointTold, jobs: JobSlots) -> None:
+    def receive(self, event: CheckpointTold, jobs: JobSlots) -> None:
         """Take a job's report of a save or a restart."""
         slot = jobs.slot_of.get(event.job)
         if slot is not None:
             tier = int(event.tier == "memory")
             at_ns = event.began_ns or event.at_ns or self.booked_ns
             save_s = event.block_s or (0.0 if tier else event.save_s)
-            told = ReportedSpans(tier, at_ns, event.at_ns or self.booked_ns, save_s, event.restart_s)
-            self.job_time.hear(slot, int(jobs.generation[slot]), told)
+            spans = ReportedSpans(tier, at_ns, event.at_ns or self.booked_ns, save_s, event.restart_s)
+            self.job_time.receive(slot, int(jobs.generation[slot]), spans)
 
     def update(self, state: State, view: View, dt_s: float, paused: bool = False) -> None:
         """Take a tick and book what is due. `paused`: there was no observation since the previous tick."""
@@ -137,7 +137,7 @@ class SiteLedger(EntityState):
         gpu_j = np.where(unread, np.nan, gpu_j)
         prices = self._prices(view)
         self._note_holders(view.jobs)
-        nodes, slots, start_ns, end_ns = self._held(view.jobs, begin_ns, now_ns)
+        nodes, slots, start_ns, end_ns = self._job_spans(view.jobs, begin_ns, now_ns)
         hour_ns = begin_ns // HOUR_NS * HOUR_NS
         if len(self.closed) > KEPT_HOURS:  # those before were offered to the writer with their own tick
             self.closed = self.closed[-KEPT_HOURS:]
@@ -241,14 +241,14 @@ class SiteLedger(EntityState):
     def _compute_sides(
         self, state: State, site_j: float, compute_j: float
     ) -> list[tuple[str, float, float, float]]:
-        """Both sides of the TUE, once every counter of a GPU was heard since they were last told.
+        """Both sides of the TUE, once every counter of a GPU reported since the last result.
 
-        One that was silent tells of all that time at once: where some of it is not known, none of it is.
+        One that was silent covers all that time at once: where some of it is not known, none of it is.
         """
         self.waits_ns = self.waits_ns or self.booked_ns
         self.waits_j = self.waits_j + np.array([site_j, compute_j])
         gpus = state.tables["gpu"]
-        late = (gpus.raw[_GPU_ENERGY.row] >= 0) & (gpus.heard_ns(_GPU_ENERGY) <= self.waits_ns)
+        late = (gpus.raw[_GPU_ENERGY.row] >= 0) & (gpus.received_ns(_GPU_ENERGY) <= self.waits_ns)
         if late.any() and (late & ~self._off(state)[self.site.node_of_gpu]).any():
             return []
         over, under = self.waits_j.tolist()
@@ -264,7 +264,7 @@ class SiteLedger(EntityState):
 
     def _gpu_j(self, state: State, begin_ns: int, span_s: float) -> tuple[F64, Bool, Bool]:
         """Energy of each node's GPUs since the last look [n_node], by counters, else by their power now; the
-        nodes of which all counters were read since, and those of whose energy nothing tells of some GPU.
+        nodes of which all counters were read since, and those of with a GPU whose energy is not reported.
         """
         table, site, n_node = state.tables["gpu"], self.site, self.site.sizes["node"]
         total, counts = table.total[_GPU_ENERGY.row], table.raw[_GPU_ENERGY.row] >= 0
@@ -280,7 +280,7 @@ class SiteLedger(EntityState):
         unread = np.zeros(n_node, np.bool_)
         if not read.all():  # energy of GPUs that nobody read is no zero
             unread[site.node_of_gpu[~read]] = True
-        uncounted = ~known | (table.heard_ns(_GPU_ENERGY) <= begin_ns)
+        uncounted = ~known | (table.received_ns(_GPU_ENERGY) <= begin_ns)
         counted = self._gpus > 0
         if uncounted.any():
             counted = counted & (row_sums(site.node_of_gpu, uncounted, n_node) == 0)
@@ -304,11 +304,11 @@ class SiteLedger(EntityState):
             out.append(float(view.value(key)[0]) if good.all() and len(good) else np.nan)
         return out[0], out[1]
 
-    def _held(self, jobs: JobSlots, begin_ns: int, now_ns: int) -> tuple[I64, I64, I64, I64]:
+    def _job_spans(self, jobs: JobSlots, begin_ns: int, now_ns: int) -> tuple[I64, I64, I64, I64]:
         """Return the spans in which jobs held nodes since the last look: (node, slot, begin, end) [k], in
         order of time.
 
-        Slot -1: no job; -2: a job that found no slot, or nobody told of any job. A job that began and ended
+        Slot -1: no job; -2: a job that found no slot, or no job is reported. A job that began and ended
         between two looks is not seen.
         """
         slot = jobs.job_of_node.copy()
@@ -328,7 +328,7 @@ class SiteLedger(EntityState):
             gone_ns = np.clip(gone_ns, begin_ns, now_ns)
             came_ns = np.clip(np.maximum(came_ns, gone_ns), begin_ns, now_ns)
             start_ns[moved] = came_ns
-            # A slot that was given to another job since cannot tell whose it was
+            # A slot that was given to another job since does not show whose it was
             old = np.where(same | (old < 0), old, -1)
             none = np.full(len(moved), -1, np.int64)
             begins = np.full(len(moved), begin_ns, np.int64)

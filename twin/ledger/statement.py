@@ -81,10 +81,10 @@ class _Sum:
         self.sigma2_j2 = 0.0  # of the hour that is being added
 
     def add(self, row: LedgerRow) -> None:
-        told = [getattr(row, name) for name in AMOUNTS]
+        amounts = [getattr(row, name) for name in AMOUNTS]
         self.sigma2_j2 += row.sigma_j**2
-        told[_SIGMA] = 0.0
-        self.amounts = [a + b for a, b in zip(self.amounts, told, strict=True)]
+        amounts[_SIGMA] = 0.0
+        self.amounts = [a + b for a, b in zip(self.amounts, amounts, strict=True)]
         if row.gpu_ns:
             self.gpu_ns = [a + b for a, b in zip(self.gpu_ns, row.gpu_ns, strict=True)]
         if row.part == "job":
@@ -174,8 +174,8 @@ def statement(
                 rack.amounts[AMOUNT_AT["energy_j"]] += found.energy_j
                 rack.meter(found, ())
             for name, ratio in hour.figures.items():
-                told = (ratio.over, ratio.under, ratio.known_ns)
-                sides[name] = [a + b for a, b in zip(sides[name], told, strict=True)]
+                parts = (ratio.over, ratio.under, ratio.known_ns)
+                sides[name] = [a + b for a, b in zip(sides[name], parts, strict=True)]
         for line in (total, *lines.values(), *racks.values()):
             line.end_hour()
         unmetered_s += hour.unmetered_s

@@ -1,6 +1,6 @@
 """Water meters: what loops drew since all of their meters were last read, beside the energy of racks.
 
-Meters are read seldom and not at once, and a counter that is read again tells of all the time since. So
+Meters are read seldom and not at once, and a counter that is read again covers all the time since. So
 water and energy wait until each loop was read, and are then known for the same time.
 """
 
@@ -41,13 +41,13 @@ class WaterMeters(EntityState):
         """
         nothing = 0.0, 0.0, 0
         metered = table.raw[MAKEUP.row] >= 0
-        if self.begin_ns:  # a meter that tells nothing for a while goes on counting, and so do racks
+        if self.begin_ns:  # a meter that is silent for a while goes on counting, and so do racks
             self.it_j += it_j
         if not metered.any() or not (metered | self._dry).all():
             return nothing
         if not self.begin_ns:
             self.begin_ns, self.it_j = begin_ns, it_j
-        if (table.heard_ns(MAKEUP)[metered] <= self.begin_ns).any():
+        if (table.received_ns(MAKEUP)[metered] <= self.begin_ns).any():
             return nothing
         total_ml, resets = table.total[MAKEUP.row], table.resets[MAKEUP.row]
         follows = (self.total_ml >= 0) & (resets == self.resets) & (total_ml >= self.total_ml)

@@ -44,7 +44,7 @@ class Disturbance:
     gpu_dbe_per_s: F64
     gpu_nvlink_errors_per_s: F64
     gpu_silent: Bool  # its telemetry is missing; the GPU works
-    gpu_slowed: Bool  # its hardware tells that it lowers the clock
+    gpu_slowed: Bool  # its hardware shows that it lowers the clock
     gpu_remap_pending: Bool  # a row of its memory is remapped at the next reset
     gpu_remap_failed: Bool  # no row is left
     gpu_recovery_action: I64  # state of gpu.recovery_action_state
@@ -81,7 +81,7 @@ class Disturbance:
     sensors: list[SensorFault] = field(default_factory=list)
     # The plant takes and clears these in each step: (counter of the truth, entity, growth); reports
     counts: list[tuple[str, int, int]] = field(default_factory=list)
-    told: list[Event] = field(default_factory=list)
+    reports: list[Event] = field(default_factory=list)
 
     @property
     def it_ok(self) -> bool:

@@ -123,7 +123,7 @@ class TimelinePlayer:
                 self._hold(disturbance, event)
                 moved = True
             else:
-                disturbance.told.append(self._reported(event, start_ns))
+                disturbance.reports.append(self._reported(event, start_ns))
         self._due_s = events[self._next].time_s if self._next < len(events) else inf
         return moved
 

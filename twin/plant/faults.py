@@ -73,7 +73,7 @@ class Script:
 
     `severity` in 0..1 grows from nothing over `ramp_s`, with the power `shape` of the time. `signal` and
     `amount` (bias or height, in the signal's unit) are of sensor faults; the amount of an XID burst is its
-    code. `part` tells pumps or supplies apart: 0, 1 or BOTH. Raises ValueError if it makes no sense.
+    code. `part` is the pump or supply: 0, 1 or BOTH. Raises ValueError if it makes no sense.
     """
 
     kind: str

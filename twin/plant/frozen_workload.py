@@ -51,9 +51,9 @@ class HeldJob:
     saved_s: float  # when the last whole save began
     save_begun_s: float
     next_s: float = inf  # when the next save begins or ends, or it starts again
-    tell_s: float = inf  # when it speaks of its saves at the latest
-    knows: bool = True  # it can tell when the save that it holds began
-    own_interval_s: float = inf  # before anybody told it another
+    report_s: float = inf  # when it speaks of its saves at the latest
+    knows: bool = True  # it knows when the save that it holds began
+    own_interval_s: float = inf  # before any advice
     saving: bool = False
     still: bool = False
     asked: bool = False  # for another save after the one that runs
@@ -85,13 +85,13 @@ class FrozenWorkload:
     def _job(self, jobs: JobSlots, slot: int, checkpoint_age_s: F64, now_ns: int) -> HeldJob:
         nodes = jobs.nodes[slot]
         gpus = self._gpus_of(nodes)
-        kind, told_s = KINDS[int(jobs.kind[slot])], float(jobs.checkpoint_interval_s[slot])
-        saves = told_s > 0.0 and kind in ("training", "unknown")
+        kind, stated_s = KINDS[int(jobs.kind[slot])], float(jobs.checkpoint_interval_s[slot])
+        saves = stated_s > 0.0 and kind in ("training", "unknown")
         save_s, restart_s = (float(x[slot]) for x in (jobs.checkpoint_save_s, jobs.checkpoint_restart_s))
         save_s, restart_s = save_s or SAVE_S, restart_s or RESTART_S
         block_s = float(jobs.checkpoint_block_s[slot]) or save_s
         save_s = max(float(jobs.checkpoint_flush_s[slot]) or save_s, block_s)
-        interval_s = max(told_s, save_s) if saves else inf
+        interval_s = max(stated_s, save_s) if saves else inf
         age_s, saved_ns = float(checkpoint_age_s[slot]), int(jobs.saved_ns[slot])
         if saved_ns:
             age_s = max(0.0, (now_ns - saved_ns) / NS)
@@ -103,7 +103,7 @@ class FrozenWorkload:
             jobs.names[slot], kind, bool(jobs.synchronous[slot]), int(jobs.priority[slot]),
             jobs.tenants[slot],
             nodes.copy(), gpus, interval_s, save_s, block_s, restart_s, -age_s, -age_s,
-            next_s=max(0.0, interval_s - age_s) if saves else inf, tell_s=SPEAK_S if saves else inf,
+            next_s=max(0.0, interval_s - age_s) if saves else inf, report_s=SPEAK_S if saves else inf,
             knows=knows, own_interval_s=interval_s, unsaved_gpu_s=age_s * len(gpus), alive=gpus,
         )  # fmt: skip
 
@@ -157,7 +157,7 @@ class FrozenWorkload:
             return True
         if not found.saving and found.next_s > self._now_s:
             found.next_s = max(self._now_s, found.next_s - old_s + found.interval_s)
-        found.tell_s = self._now_s
+        found.report_s = self._now_s
         self._next_s = min(self._next_s, self._now_s)
         return True
 
@@ -177,8 +177,8 @@ class FrozenWorkload:
             for job in self._jobs:
                 while job.next_s < time_s + dt_s:
                     self._act(job, truth, max(job.next_s, time_s), events)
-                if job.running and job.tell_s < time_s + dt_s:
-                    self._tell(job, max(job.tell_s, time_s), events)
+                if job.running and job.report_s < time_s + dt_s:
+                    self._report(job, max(job.report_s, time_s), events)
             self._next_s = self._first_s()
         if time_s >= self._count_next_s:
             self._count(truth, time_s)
@@ -190,12 +190,12 @@ class FrozenWorkload:
 
     def _first_s(self) -> float:
         """Return the instant of the next save or report of any job."""
-        return min((min(j.next_s, j.tell_s if j.running else inf) for j in self._jobs), default=inf)
+        return min((min(j.next_s, j.report_s if j.running else inf) for j in self._jobs), default=inf)
 
-    def _tell(self, job: HeldJob, at_s: float, events: list[Event]) -> None:
+    def _report(self, job: HeldJob, at_s: float, events: list[Event]) -> None:
         """Emit a report of a job without a new save."""
         events.append(progress_report(job.name, at_s, job.interval_s, job.saved_s if job.knows else None))
-        job.tell_s = at_s + SPEAK_S
+        job.report_s = at_s + SPEAK_S
 
     def _act(self, job: HeldJob, truth: Truth, at_s: float, events: list[Event]) -> None:
         """Begin or complete a save, or restart a failed job."""
@@ -211,7 +211,7 @@ class FrozenWorkload:
             job.unsaved_gpu_s -= job.at_save_gpu_s
             wait_s = 0.0 if job.asked else job.interval_s
             job.next_s = max(at_s, job.saved_s + job.block_s + wait_s)
-            job.tell_s, job.asked = at_s + SPEAK_S, False
+            job.report_s, job.asked = at_s + SPEAK_S, False
             self._write(truth, job, 1.0)
             save = Save(job.saved_s, job.save_s, job.block_s)
             events.append(save_report(job.name, at_s, save, job.interval_s))
@@ -243,7 +243,7 @@ class FrozenWorkload:
         )  # fmt: skip
         if saves:
             events.append(progress_report(job.name, at_s, job.interval_s, restart_s=job.restart_s))
-            job.tell_s, job.knows = at_s + SPEAK_S, False
+            job.report_s, job.knows = at_s + SPEAK_S, False
 
     def _deaths(self, truth: Truth, time_s: float, events: list[Event]) -> None:
         """Process dead nodes: a synchronous job fails with one; another continues without it."""

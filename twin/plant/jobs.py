@@ -86,7 +86,7 @@ class PlantJob:
     interval_s: float
     save_s: float
     restart_s: float
-    own_interval_s: float = 0.0  # before anybody told it another
+    own_interval_s: float = 0.0  # before any advice
 
     def __post_init__(self) -> None:
         self.own_interval_s = self.own_interval_s or self.interval_s

@@ -32,10 +32,10 @@ from twin.telemetry import GOOD, MISSING, STALE
 if TYPE_CHECKING:
     from twin.engine import Engine
 
-LEAST_FLOW_PU, LEAST_DROP_PA = 0.05, 500.0  # below, a reading tells no resistance; source: estimate
+LEAST_FLOW_PU, LEAST_DROP_PA = 0.05, 500.0  # below, a reading shows no resistance; source: estimate
 RUNNING_PU = 0.05  # a pump below this speed stands; source: estimate
 FULL_SPEED_PU = 0.98  # above it a pump can give no more, and its pressure is no set point
-BUSY_PU = 0.10  # of the dynamic power, below which it tells no coefficient; source: estimate
+BUSY_PU = 0.10  # of the dynamic power, below which it shows no coefficient; source: estimate
 FEED_SHARES = (0.35, 0.65)  # of one side of a rack's feeds, while both carry; source: estimate
 WORKS_PU = 0.5  # of the highest power: readings below teach little of a plate; source: estimate
 LATELY_S = 10.0  # source: estimate
@@ -70,7 +70,7 @@ class TwinReadings:
         out: F64 = np.maximum(raw, 0).astype(np.float64)
         return out
 
-    def learned(self, name: str, n: int, reference: bool = False) -> F64:
+    def parameter(self, name: str, n: int, reference: bool = False) -> F64:
         """Return a parameter of the estimator [n], or its settled value; NaN without one."""
         found = self._parameters.get(name)
         if found is None or len(found.value) != n:
@@ -89,8 +89,8 @@ class TwinReadings:
 def calibrate(twin: TwinReadings, p: Parameters, activity: F64, fan_w: F64) -> dict[str, F64]:
     """Set parameters to known values; returns factors [n] of a Disturbance for reported faults.
 
-    `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a told fault
-    has changed goes into the factor of that fault, over what the parameter was when it was well.
+    `activity` [3, n_gpu] is what GPUs do now, `fan_w` [n_rack] what the fans of nodes draw. What a reported
+    fault has changed goes into the factor of that fault, over what the parameter was when it was well.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         _gpus(twin, p, activity)
@@ -117,8 +117,8 @@ def _gpus(twin: TwinReadings, p: Parameters, activity: F64) -> None:
     static = p.gpu_idle_w + p.gpu_leak_w_per_k * over_k * (1.0 + over_k / 120.0)
     dynamic = sm * (p.gpu_sm_w + tensor * p.gpu_cross_w) + tensor * p.gpu_tensor_w + dram * p.gpu_dram_w
     most = p.gpu_sm_w + p.gpu_tensor_w + p.gpu_dram_w + p.gpu_cross_w
-    tells = free & (dynamic >= BUSY_PU * most)
-    factor = np.where(tells, _near((power - static) / dynamic, np.ones_like(dynamic)), 1.0)
+    informative = free & (dynamic >= BUSY_PU * most)
+    factor = np.where(informative, _near((power - static) / dynamic, np.ones_like(dynamic)), 1.0)
     for name in ("gpu_sm_w", "gpu_tensor_w", "gpu_dram_w", "gpu_cross_w"):
         getattr(p, name)[:] *= factor
 
@@ -142,7 +142,7 @@ def _racks(twin: TwinReadings, p: Parameters) -> None:
     site, n = twin.site, twin.site.sizes["rack"]
     power = twin.reading("rack.power_w")
     nodes = np.bincount(site.rack_of_node, weights=twin.reading("node.power_w"), minlength=n)
-    overhead, factor = twin.learned("rack.overhead", n), twin.learned("rack.loss_factor", n)
+    overhead, factor = twin.parameter("rack.overhead", n), twin.parameter("rack.loss_factor", n)
     learned = np.isfinite(overhead) & np.isfinite(factor)
     p.rack_overhead_pu[learned] = np.maximum(factor[learned] - 1.0, 0.0)
     rest = np.where(learned, overhead, power - nodes * (1.0 + p.rack_overhead_pu))
@@ -171,10 +171,10 @@ def _racks(twin: TwinReadings, p: Parameters) -> None:
 def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     """Set resistances of branches and filters, pressure set points and pumps."""
     flow, drop = twin.reading("rack.flow_lpm"), twin.reading("rack.diff_pressure_pa")
-    tells = p.rack_liquid & (flow >= LEAST_FLOW_PU * p.rack_flow_lpm) & (drop >= LEAST_DROP_PA)
-    now = np.where(tells, drop / flow**2, twin.learned("rack.branch", len(flow)))
+    informative = p.rack_liquid & (flow >= LEAST_FLOW_PU * p.rack_flow_lpm) & (drop >= LEAST_DROP_PA)
+    now = np.where(informative, drop / flow**2, twin.parameter("rack.branch", len(flow)))
     blocked = twin.diagnosed("branch_blocked", "rack")
-    well = np.where(blocked, twin.learned("rack.branch", len(flow), reference=True), now)
+    well = np.where(blocked, twin.parameter("rack.branch", len(flow), reference=True), now)
     p.rack_branch[:] = np.where(p.rack_liquid, _near(well, p.rack_branch, 0.1, 10.0), p.rack_branch)
     # Without any flow the remaining opening is unknown: it counts as shut
     shut = blocked & ~(flow >= LEAST_FLOW_PU * p.rack_flow_lpm)
@@ -186,7 +186,7 @@ def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     running = through >= LEAST_FLOW_PU * p.cdu_flow_lpm
     now = np.where(running, twin.reading("cdu.filter_diff_pressure_pa") / through**2, np.nan)
     clogged = twin.diagnosed("filter_blocked", "cdu")
-    well = np.where(clogged, twin.learned("cdu.filter", len(through), reference=True), now)
+    well = np.where(clogged, twin.parameter("cdu.filter", len(through), reference=True), now)
     p.cdu_filter[:] = _near(well, p.cdu_filter, 0.1, 10.0)
     factors["cdu_filter_factor"] = _factor(clogged, now, p.cdu_filter)
 
@@ -198,11 +198,11 @@ def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     inner = (p.cdu_inner + filter_now) * through**2
     head = across + inner + p.cdu_curve.mean(axis=1) * (through / pumps) ** 2
     drawn = p.cdu_head0_pa.mean(axis=1)
-    tells = running & on.any(axis=1) & (across >= LEAST_DROP_PA)
-    factor = _near(np.where(tells, head / squared, np.nan), drawn) / drawn
+    informative = running & on.any(axis=1) & (across >= LEAST_DROP_PA)
+    factor = _near(np.where(informative, head / squared, np.nan), drawn) / drawn
     p.cdu_head0_pa[:] *= factor[:, None]
     set_pa = twin.reading("cdu.diff_pressure_setpoint_pa")
-    steady = tells & (np.nanmax(np.where(on, speeds, 0.0), axis=1, initial=0.0) < FULL_SPEED_PU)
+    steady = informative & (np.nanmax(np.where(on, speeds, 0.0), axis=1, initial=0.0) < FULL_SPEED_PU)
     steady &= ~clogged & on.all(axis=1)
     set_pa = np.where(np.isfinite(set_pa), set_pa, np.where(steady, across, np.nan))
     p.cdu_drop_set_pa[:] = _near(set_pa, p.cdu_drop_set_pa)
@@ -211,12 +211,12 @@ def _circuits(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
 
 def _exchangers(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     n = len(p.cdu_flow_lpm)
-    ua = twin.learned("cdu.ua", n)
+    ua = twin.parameter("cdu.ua", n)
     fouled = twin.diagnosed("exchanger_fouled", "cdu")
-    well = np.where(fouled, twin.learned("cdu.ua", n, reference=True), ua)
+    well = np.where(fouled, twin.parameter("cdu.ua", n, reference=True), ua)
     p.cdu_ua_w_per_k[:] = _near(well, p.cdu_ua_w_per_k, 0.2, 3.0)
     valve, primary = twin.reading("cdu.facility_valve1_pu"), twin.reading("cdu.facility_flow_lpm")
-    full = np.where(valve >= 0.05, primary / valve, twin.learned("cdu.valve_full_lpm", n))
+    full = np.where(valve >= 0.05, primary / valve, twin.parameter("cdu.valve_full_lpm", n))
     p.cdu_primary_lpm[:] = _near(full, p.cdu_primary_lpm, 0.2, 5.0)
     return {"cdu_ua_factor": np.minimum(_factor(fouled, ua, p.cdu_ua_w_per_k), 1.0)}
 
@@ -225,14 +225,14 @@ def _plates(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     """Cold plates. The estimator's resistance stands over the rack's supply: what the first half of a tray
     adds to the water of the second is no resistance of the second.
 
-    It learns a line, offset + R P, and at steady work nothing tells one from the other. A plate of the
+    It learns a line, offset + R P, and at steady work nothing distinguishes the two. A plate of the
     plant has no offset, so it gets the resistance of the line where the GPU works.
     """
     site, n = twin.site, twin.site.sizes["gpu"]
     works_w = np.fmax(twin.reading("gpu.power_w"), WORKS_PU * site.design.gpu_max_w[site.rack_of_gpu])
-    offset = np.nan_to_num(twin.learned("gpu.offset_k", n) / works_w)
-    now = twin.learned("gpu.resistance", n) + offset
-    was = twin.learned("gpu.resistance", n, reference=True) + offset
+    offset = np.nan_to_num(twin.parameter("gpu.offset_k", n) / works_w)
+    now = twin.parameter("gpu.resistance", n) + offset
+    was = twin.parameter("gpu.resistance", n, reference=True) + offset
     bad = twin.diagnosed("plate_degraded", "gpu") | twin.diagnosed("tray_blocked", "node")[site.node_of_gpu]
     drawn = p.gpu_conduction_k_per_w + p.gpu_convection_k_per_w
     count = np.diff(site.gpu_start_of_node)[site.node_of_gpu]
@@ -243,7 +243,7 @@ def _plates(twin: TwinReadings, p: Parameters) -> dict[str, F64]:
     ratio = _near(well, drawn, 0.3, 4.0) / drawn
     p.gpu_conduction_k_per_w[:] *= ratio
     p.gpu_convection_k_per_w[:] *= ratio
-    capacity = twin.learned("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
+    capacity = twin.parameter("gpu.tau_s", n) / np.where(np.isfinite(now), now, drawn)
     p.gpu_heat_capacity_j_per_k[:] = _near(capacity, p.gpu_heat_capacity_j_per_k)
     return {"gpu_plate_factor": np.maximum(_factor(bad, now - added, drawn * ratio), 1.0)}
 
@@ -260,7 +260,7 @@ SHARES = (
     0.65,
     0.5,
 )  # tensor and memory activity beside that of the SMs, where unknown; source: estimate
-LEAK_PU = 0.25  # of the greatest leak: how fast one leaks that is told without its size; source: estimate
+LEAK_PU = 0.25  # of the greatest leak: how fast one leaks that is given without its size; source: estimate
 CAP_SLACK_W = 1.0  # a limit so near to the highest is none
 HEATED = 0x20 | 0x40  # clock event bits of thermal slowdown, DCGM field 112
 # Faults whose size the readings or the estimator give; other reported faults are carried by kind only.

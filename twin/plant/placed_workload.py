@@ -71,9 +71,9 @@ class PlacedWorkload(FrozenWorkload):
         job.next_s, job.knows = now_s + job.interval_s, False
         self._jobs.append(job)
         if job.interval_s < np.inf:
-            told_s = job.restart_s if restarted else 0.0
-            self._news.append(progress_report(job.name, now_s, job.interval_s, restart_s=told_s))
-            job.tell_s = now_s + SPEAK_S
+            restart_s = job.restart_s if restarted else 0.0
+            self._news.append(progress_report(job.name, now_s, job.interval_s, restart_s=restart_s))
+            job.report_s = now_s + SPEAK_S
         self._next_s = self._first_s()
 
     def remove(self, name: str, lost: bool = False) -> None:

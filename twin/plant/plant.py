@@ -96,7 +96,7 @@ class Plant:
         self.standby = NodeStandby(site, seed)
         self.ledger, self.costs = Ledger(site.sizes["rack"]), Costs()
         self.start_ns = 0  # instant of time_s = 0, for commands that name instants
-        self.job_names: dict[int, str] = {}  # slots of the twin's table of jobs, told by whoever knows
+        self.job_names: dict[int, str] = {}  # slots of the twin's table of jobs, set by the caller
         self._events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self._counts = {name: np.zeros(len(x)) for name, x in _rates(self._disturbance)}
         self._inlet_c = np.full(site.sizes["rack"], np.nan)
@@ -455,16 +455,16 @@ class Plant:
         moved = failures.apply(d, t.time_s, dt_s, self.start_ns)
         for counter, entity, growth in d.counts:
             getattr(t, counter)[entity] += growth
-        for event in d.told:
+        for event in d.reports:
             if isinstance(event, FaultReported):
                 t.gpu_xid_code[self.site.entity(event.table, event.name)] = event.code
             elif isinstance(event, EntityReplaced):
                 slot = self.site.entity(event.table, event.name)
                 for column in COUNTERS_OF.get(event.table, ()):
                     getattr(t, column)[slot] = 0
-        self.happened(d.told)
+        self.happened(d.reports)
         d.counts.clear()
-        d.told.clear()
+        d.reports.clear()
         np.logical_or(d.node_unfit, self.switches.stopping, out=t.node_unfit)
         t.health_count += 1
         self._unsettled = True

@@ -193,7 +193,7 @@ LINK = (
     Meter("tx_bytes_per_s", relative=ACTIVITY),
 )
 STANDBY = (Meter("standby_state"),)
-LOCK = (Meter("clock_lock_readback_mhz"),)  # told when anything changes that seldom does
+LOCK = (Meter("clock_lock_readback_mhz"),)  # published when anything changes that seldom does
 LINK_COUNTERS = ("error_count", "flap_count", "discard_count")
 
 
@@ -348,7 +348,7 @@ class Sensors:
                 truth.node_power_level,
             ), (), now_ns, seldom)  # fmt: skip
             out += self._finish(self.node, faults, board)
-            if seldom and self.standby.n:  # the scheduler tells of it, whether or not the node speaks
+            if seldom and self.standby.n:  # the scheduler reports it, whether or not the node speaks
                 self.standby.read((truth.node_standby_level,), (), now_ns)
                 out.append(self.standby.report(None))
             self._read_gpus(truth, disturbance, now_ns, seldom)

@@ -104,9 +104,9 @@ class Work(Protocol):
         ...
 
     def step(self, truth: Truth, time_s: float, dt_s: float) -> list[Event]:
-        """Write the activities of the step from `time_s` on; what began and ended, what jobs tell.
+        """Write the activities of the step from `time_s` on; what began and ended, what jobs report.
 
-        Instants of what they tell are in ns since the plant began.
+        Instants of what they report are in ns since the plant began.
         """
         ...
 

@@ -344,8 +344,8 @@ class Workload:
         if action == "tell":
             began_s = float(self._saved_s[slot]) if self._ever_saved[slot] else None
             speed = self._tally.progress_per_s(slot)
-            told = progress_report(job.name, at_s, job.interval_s, began_s, progress_per_s=speed)
-            events.append(with_rest(told, job.goal_gpu_s - float(self._tally.done[slot])))
+            report = progress_report(job.name, at_s, job.interval_s, began_s, progress_per_s=speed)
+            events.append(with_rest(report, job.goal_gpu_s - float(self._tally.done[slot])))
             self._put("tell", slot, at_s + SPEAK_S)
             return
         tally = self._tally
@@ -368,8 +368,8 @@ class Workload:
             self._swing.gate(slot, 1.0)
             save = Save(float(self._saved_s[slot]), job.save_s, job.save_s)
             speed = tally.progress_per_s(slot)
-            told = save_report(job.name, at_s, save, job.interval_s, speed)
-            events.append(with_rest(told, job.goal_gpu_s - float(tally.done[slot])))
+            report = save_report(job.name, at_s, save, job.interval_s, speed)
+            events.append(with_rest(report, job.goal_gpu_s - float(tally.done[slot])))
             self._put("tell", slot, at_s + SPEAK_S)
             if self._queued("save", slot) is None:
                 self._put("save", slot, at_s + job.interval_s)

@@ -60,7 +60,7 @@ class SignalQuality(NamedTuple):
     """Of one signal: reported cells, and their share per quality [5], over the run and at its end."""
 
     key: str
-    heard: int
+    n_reporting: int
     share: F64
     share_at_end: F64
 
@@ -90,7 +90,7 @@ class _Watch:
         self.signal, self.n = signal, site.sizes[signal.table]
         self.kept = kept
         self.names = [] if kept is None else [site.name(signal.table, int(i)) for i in kept]
-        self.heard = False
+        self.is_reporting = False
         self.peak = TABLES[signal.table].by_name.get(signal.name + "_max")
         self.every = -(-self.n // SMALL)
         self.sort_every = max(1, self.n // SORT_EVERY)
@@ -125,10 +125,10 @@ class Collector:
         self.time.advance(frame.now_ns)
         for watch in self._watches:
             column = engine.state.tables[watch.signal.table]
-            if not watch.heard:
+            if not watch.is_reporting:
                 # no scan: a cell that is good now has reported
-                watch.heard = bool(column.bad_count[watch.signal.row] < watch.n)
-            if watch.heard and self.ticks % watch.every == 0:
+                watch.is_reporting = bool(column.bad_count[watch.signal.row] < watch.n)
+            if watch.is_reporting and self.ticks % watch.every == 0:
                 self._look(watch, column, engine.site)
         self._margin(engine)
         self._residuals(engine)
@@ -199,11 +199,11 @@ class Collector:
             self._add(key, watch.names, shown, high)
         if signal.name == "power_w":
             total = float(values.sum(dtype=np.float64))
-            heard = watch.n
+            n_reporting = watch.n
             if total != total:
                 total = float(np.nansum(values, dtype=np.float64))
-                heard = int(np.count_nonzero(np.isfinite(values)))
-            self.time.add("sum " + key, (key, "heard"), np.array([total, heard]))
+                n_reporting = int(np.count_nonzero(np.isfinite(values)))
+            self.time.add("sum " + key, (key, "heard"), np.array([total, n_reporting]))
         if watch.n > MAX_SHOWN:
             seen = spread(values) if self.ticks % watch.sort_every == 0 else extremes(values)
             self.time.add("spread " + key, SPREAD, seen)
@@ -239,7 +239,7 @@ class Collector:
     def _residuals(self, engine: Engine) -> None:
         heat = engine.estimator.residuals.get("rack.heat")
         power = next((w for w in self._watches if w.signal.key == "rack.power_w"), None)
-        if heat is not None and power is not None and power.kept is not None and power.heard:
+        if heat is not None and power is not None and power.kept is not None and power.is_reporting:
             expected = heat.expected[power.kept]
             if "heat.expected" in self.time.tracks or np.isfinite(expected).any():
                 self._add("heat.expected", power.names, expected)
@@ -283,18 +283,18 @@ class Collector:
         """Count the cells of a signal by quality; returns the estimated time, in microseconds."""
         n, now_ns = column.n, self._engine.state.now_ns if self._engine else 0
         if signal.kind == "counter":
-            heard = column.raw[signal.row] >= 0
+            reporting = column.raw[signal.row] >= 0
         elif column.bad_count[signal.row] == 0:
-            heard = np.ones(n, np.bool_)
+            reporting = np.ones(n, np.bool_)
         else:
-            heard = np.isfinite(column.value[signal.row])
-        if not heard.any():
+            reporting = np.isfinite(column.value[signal.row])
+        if not reporting.any():
             return 3.0 + n / 3000
-        counts = np.bincount(column.quality_of(signal, now_ns)[heard], minlength=5)[:5]
+        counts = np.bincount(column.quality_of(signal, now_ns)[reporting], minlength=5)[:5]
         cells = self.quality.setdefault(signal.key, _Cells())
         cells.latest[:] = counts
         cells.total += counts
-        self.reporting[signal.key] = int(heard.sum())
+        self.reporting[signal.key] = int(reporting.sum())
         return 25.0 + n / 80
 
     def finish(self) -> None:

@@ -41,7 +41,7 @@ class SitePower(NamedTuple):
     low: F64
     mean: F64
     high: F64
-    heard: int
+    n_reporting: int
 
 
 def power_series(collector: Collector) -> SitePower | None:
@@ -50,12 +50,12 @@ def power_series(collector: Collector) -> SitePower | None:
     if source is None:
         return None
     track, cut = collector.time.tracks[f"sum {source[0]}"], slice(0, collector.time.points)
-    heard = np.nan_to_num(track.low[1, cut])
-    begun = np.arange(len(heard)) >= int(np.argmax(heard >= 0.98 * heard.max()))
+    n_reporting = np.nan_to_num(track.low[1, cut])
+    begun = np.arange(len(n_reporting)) >= int(np.argmax(n_reporting >= 0.98 * n_reporting.max()))
     low, mean, high = (
         np.where(begun, a[0, cut], np.nan).astype(np.float64) for a in (track.low, track.mean(), track.high)
     )
-    return SitePower(*source, low, mean, high, int(heard.max()))
+    return SitePower(*source, low, mean, high, int(n_reporting.max()))
 
 
 def whole(value: object) -> int:
@@ -84,10 +84,10 @@ def _power(collector: Collector) -> list[ReportFigure]:
     if power is None or not np.isfinite(power.mean).any():
         return []
     greatest, mean = float(np.nanmax(power.high)), float(np.nanmean(power.mean))
-    size = collector.sizes().get(power.key.partition(".")[0], power.heard)
+    size = collector.sizes().get(power.key.partition(".")[0], power.n_reporting)
     whose = power.whose if size != 1 else power.whose.removesuffix("s")
-    every = f"the {power.heard:,} (of {size:,}) reporting"
-    if power.heard >= size:
+    every = f"the {power.n_reporting:,} (of {size:,}) reporting"
+    if power.n_reporting >= size:
         every = f"all {size:,}" if size != 1 else "the one"
     together = " together" if size != 1 else ""
     out = [
@@ -196,13 +196,13 @@ def _run(collector: Collector, summary: Summary) -> list[ReportFigure]:
         broken = number(bad, 9) if bad else "none"
         text = f"{number(decoded, 9)} of {number(total, 9)}; {broken} malformed{others}."
         out.append(ReportFigure("Messages understood", percent(decoded / total), text))
-    good, heard = good_share(collector)
-    if heard:
+    good, n_reporting = good_share(collector)
+    if n_reporting:
         out.append(
             ReportFigure(
                 "Readings good",
                 percent(good),
-                f"Share of the {number(heard, 9)} values ever heard that were fresh and plausible, "
+                f"Share of the {number(n_reporting, 9)} values ever reported that were fresh and plausible, "
                 "over the run.",
             )
         )
@@ -224,5 +224,5 @@ def good_share(collector: Collector) -> tuple[float, int]:
     total = np.zeros(5)
     for cells in collector.quality.values():
         total += cells.total / max(1, int(cells.total.sum())) * int(cells.latest.sum())
-    heard = sum(int(c.latest.sum()) for c in collector.quality.values())
-    return (float(total[0] / total.sum()) if total.sum() else float("nan")), heard
+    n_reporting = sum(int(c.latest.sum()) for c in collector.quality.values())
+    return (float(total[0] / total.sum()) if total.sum() else float("nan")), n_reporting

@@ -63,7 +63,7 @@ CLASS_WORDS = {
 _AGENT = "racktwin-agent on the node, or DCGM's exporter"
 # Sources of a missing signal: by signal, else by table.
 SOURCES = {
-    "gpu.xid_code": "DCGM's exporter; racktwin-agent tells of an XID when one comes",
+    "gpu.xid_code": "DCGM's exporter; racktwin-agent reports an XID when one comes",
     "node.agent_state": "racktwin-agent on the node",
     **dict.fromkeys(
         (
@@ -99,7 +99,7 @@ _ENDS = {
     "contact_support": "It clears when the part was replaced, or the node is back in service after a repair.",
     "replace": "It clears when another part is in this place: by a new serial number, or by its readings.",
 }
-# Parts whose readings alone tell that they are well again
+# Parts whose readings alone show that they are well again
 _ENDS_OF = {
     "dpu": "It clears when the DPU reports that it is well, and its ports have had no errors for a while.",
     "psu": "It clears when the supply gives its share of the power again.",

@@ -87,7 +87,7 @@ LAPSED = {"safe": "the safe value applies", "keep": "the set value stays", "rest
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals
 MAX_LISTED = 65  # of a list; the journal shortens names to 64 and "and 9 more"
 MAX_DEPTH = 4
-_UNDER_EPOCH = re.compile(r", under epoch \d+$")  # of a reason; the line of the leader tells it
+_UNDER_EPOCH = re.compile(r", under epoch \d+$")  # of a reason; the line of the leader reports it
 
 
 def sentence(record: JournalRecord | OtherRecord, site: Site | None = None) -> str:

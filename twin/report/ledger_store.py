@@ -1,6 +1,6 @@
 """Ledger store: the hours of the ledger on the disk, a file for each day (UTC), written whole or not at all.
 
-An hour is written once; one that is heard again, after a restart, replaces nothing. A day of 20,000 rows an
+An hour is written once; one received again, after a restart, replaces nothing. A day of 20,000 rows an
 hour takes some MB compressed; days beyond `KEPT_DAYS` go.
 """
 

@@ -93,12 +93,12 @@ class Gallery:
         """Return the rows of a track with readings: at most `MAX_SHOWN`, the largest by power if that is
         known."""
         track = self.tracks[key]
-        heard = np.flatnonzero(track.count.any(axis=1))
+        reporting = np.flatnonzero(track.count.any(axis=1))
         power = self.tracks.get(key.partition(".")[0] + ".power_w")
-        if power is not None and power.labels == track.labels and len(heard) > MAX_SHOWN:
-            mean = np.nan_to_num(power.overall()[1][heard], nan=-1.0)
-            heard = np.sort(heard[np.argsort(-mean, kind="stable")[:MAX_SHOWN]])
-        return heard[:MAX_SHOWN].astype(np.int32)
+        if power is not None and power.labels == track.labels and len(reporting) > MAX_SHOWN:
+            mean = np.nan_to_num(power.overall()[1][reporting], nan=-1.0)
+            reporting = np.sort(reporting[np.argsort(-mean, kind="stable")[:MAX_SHOWN]])
+        return reporting[:MAX_SHOWN].astype(np.int32)
 
     def panels(
         self,

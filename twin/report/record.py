@@ -174,8 +174,8 @@ def quality(collector: Collector, gallery: Gallery) -> Markup:
     intro = (
         "Every value has a quality; anything but good is a reason not to call something healthy. "
         "The lines of single "
-        "entities end where they fall silent; sums hold the last good value. Only values that were heard at "
-        "least once count."
+        "entities end where they fall silent; sums hold the last good value. Only values that were reported "
+        "at least once count."
     )
     signals = collector.signal_qualities()
     if not signals:
@@ -197,10 +197,10 @@ def quality(collector: Collector, gallery: Gallery) -> Markup:
         )
         name = code(clean(q.key))
         shares = [percent(float(q.share[0])), percent(float(q.share_at_end[0]))]
-        rows.append([name, f"{q.heard:,}", Markup('<div class="bar">{}</div>').format(bar), *shares])
+        rows.append([name, f"{q.n_reporting:,}", Markup('<div class="bar">{}</div>').format(bar), *shares])
     shown = Markup("")
     if rows:
-        head = ["signal", "cells heard", "over the run", "good, run", "good, end"]
+        head = ["signal", "cells reported", "over the run", "good, run", "good, end"]
         shown = key + table(head, rows, (1, 3, 4))
     left = len(signals) - len(whole_ones) - len(rows)
     note = paragraph(f"{left} further signals are not shown." if left else "", "soft")
@@ -212,10 +212,10 @@ def quality(collector: Collector, gallery: Gallery) -> Markup:
 def _all_good(signals: list[SignalQuality], others: list[list[str]]) -> Markup:
     if not signals:
         return Markup("")
-    cells = sum(q.heard for q in signals)
+    cells = sum(q.n_reporting for q in signals)
     names = joined(
         (
-            Markup("{} ({:,})").format(code(clean(q.key)), q.heard)
+            Markup("{} ({:,})").format(code(clean(q.key)), q.n_reporting)
             for q in sorted(signals, key=lambda q: q.key)
         ),
         ", ",
@@ -237,7 +237,7 @@ def _quality_plot(gallery: Gallery) -> Markup:
         if i == 0 or track.total[i].any()
     ]
     title = "Quality of the readings"
-    return gallery.lead(title, "Share of the values heard so far.", lines, "%", PlotLayout(height=190))
+    return gallery.lead(title, "Share of the values reported so far.", lines, "%", PlotLayout(height=190))
 
 
 def messages(summary: Summary) -> Markup:

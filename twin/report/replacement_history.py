@@ -1,6 +1,6 @@
 """History of withdrawn nodes: accounts, commands, tests and repairs in order, and the gate's score.
 
-Made from lines of the journal alone, so it tells the same while the daemon is down. Text from outside is made
+Made from lines of the journal alone, so it is the same while the daemon is down. Text from outside is made
 safe.
 """
 
@@ -30,7 +30,7 @@ from twin.run import RecordedLine
 from twin.telemetry import events as ev
 
 MAX_TEXT, MAX_DETAIL = 400, 4000
-MAX_NODES = 64  # of one command that are told by name
+MAX_NODES = 64  # of one command that are listed by name
 MAX_KEYS = 40  # of an account
 LEAVING = ("suspect", "cordoned", "saving", "draining")  # phases into which a decision led
 WAITING = ("watch", "wait", "none")  # courses on which nothing is done
@@ -111,7 +111,11 @@ def account_words(data: dict[str, Any]) -> str:
     if what == "outcome":
         failed = data.get("failed")
         sentence = (
-            "it failed" if failed is True else "it did not fail" if failed is False else "nobody can tell"
+            "it failed"
+            if failed is True
+            else "it did not fail"
+            if failed is False
+            else "its outcome is unknown"
         )
         text = f"{sentence}; {_gpu_h(data.get('lost_gpu_h'))} lost"
         return clean(f"{text}; {own}" if own else text, MAX_TEXT)

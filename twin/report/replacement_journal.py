@@ -1,7 +1,7 @@
 """Journal lines about nodes that were withdrawn and returned: accounts, commands, tests, repairs, faults.
 
 Files are read from where the last reading ended; what is kept of them has a bound, and what was left out is
-told. Lines that cannot be read are counted and passed over.
+reported. Lines that cannot be read are counted and passed over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _HEAD = re.compile(
     rb'(account|command|advice|event|failed|lapsed|kept_back|deferred|narrowed|protected|finding|manifest)"'
 )
 _HEAD_BYTES = 120
-# Of the kinds that also tell of much else, lines that hold none of these are passed over unread
+# Of the kinds that also record much else, lines that hold none of these are passed over unread
 _WORDS = {
     b"event": (b'"NodeTested"', b'"NodeRepaired"', b'"EntityReplaced"', b'"policy":"replacement"'),
     b"command": tuple(f'"{control}"'.encode() for control in CONTROLS),
@@ -124,7 +124,7 @@ class JournalReader:
             if 0 < current.first_ns <= since_ns:
                 break
         self._files = known
-        return _found(seen[::-1], since_ns, notes)
+        return _lines_since(seen[::-1], since_ns, notes)
 
 
 def _read_on(held: _File, file: Any) -> None:
@@ -183,7 +183,7 @@ def _instant(line: bytes) -> int:
         return 0
 
 
-def _found(files: list[_File], since_ns: int, notes: list[str]) -> RecordedLines:
+def _lines_since(files: list[_File], since_ns: int, notes: list[str]) -> RecordedLines:
     """Return the lines of all files from an instant on, and notes on missing ones."""
     entries = [e for f in files for e in f.entries if e.now_ns >= since_ns or e.kind == "manifest"]
     before = files[0] if files else _File()

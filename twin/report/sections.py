@@ -28,7 +28,7 @@ def power(collector: Collector, gallery: Gallery) -> Markup:
         known = budget[np.isfinite(budget)]
         near = 0 < len(known) <= 2 and float(known.min()) < 1.5 * peak
         levels = [(float(known.min()) * unit.factor, "budget of one feed")] if near else []
-        sentence = f"Sum over {series.heard:,} {series.whose}. A shade is the range between points."
+        sentence = f"Sum over {series.n_reporting:,} {series.whose}. A shade is the range between points."
         layout = PlotLayout(height=270, levels=levels)
         lead = gallery.lead("IT power of the site", sentence, [line], unit.name, layout)
     tables = [
@@ -84,7 +84,7 @@ def _flow_together(parts: list[Markup]) -> list[Markup]:
 COOLING: tuple[tuple[tuple[tuple[str, str], ...], str, str], ...] = (
     ((("gpu.temp_c", ""),), "GPU temperature", "Hotter than the limit means that the chip slows down."),
     ((("gpu.hbm_temp_c", ""),), "GPU memory temperature", "The memory stacks beside the chip."),
-    ((("gpu.thermal_margin_k", ""),), "Margin told by the GPUs", "Kelvins to the slowdown."),
+    ((("gpu.thermal_margin_k", ""),), "Margin reported by the GPUs", "Kelvins to the slowdown."),
     ((("rack.supply_temp_c", "supply"), ("rack.return_temp_c", "return")), "Coolant of the racks",
      "Coolant goes in cold (supply) and comes back warm (return)."),
     ((("rack.flow_lpm", ""),), "Coolant flow per rack", "Less flow at the same power: a hotter return."),

@@ -76,10 +76,10 @@ class Fitter:
         if own is not None:
             why = "it has gathered nothing yet"
         if series:
-            told = getattr(model, "settings", None)
+            own_settings = getattr(model, "settings", None)
             settings = (
-                told()
-                if told is not None
+                own_settings()
+                if own_settings is not None
                 else {k: getattr(model, k) for k in ("signals", "horizons_s") if hasattr(model, k)}
             )
             kind = f"{type(model).__module__}:{type(model).__qualname__}"

@@ -57,7 +57,7 @@ class Pruned:
 class JournalVerdict(Verdict):
     """A walk through segments. `line_no` and `position` are places in `file`.
 
-    `first_seq` is the first line that is there. `unexplained`: no line tells what became of those before it;
+    `first_seq` is the first line that is there. `unexplained`: no line shows what became of those before it;
     no cut can mend that.
     """
 
@@ -234,7 +234,7 @@ def _walk(
 def verify_journal(path: Path, look: Callable[[Entry], None] | None = None) -> JournalVerdict:
     """Walk a journal's chain through all its segments. Raises StorageError if it cannot be read.
 
-    Where it does not begin at its first line, a line of it must tell what was pruned. One closed segment
+    Where it does not begin at its first line, a line of it must show what was pruned. One closed segment
     alone is walked by itself. `look` is shown every line that follows its predecessor.
     """
     notes: list[Pruned] = []
@@ -260,7 +260,7 @@ def verify_journal(path: Path, look: Callable[[Entry], None] | None = None) -> J
     known = next((p for p in reversed(notes) if (p.last_seq + 1, p.last_hash) == start), None)
     verdict = replace(verdict, pruned=known)
     if known is None and verdict.fault is None:
-        fault = f"begins at line {start[0] + 1:,}, and no line tells that those before it were pruned"
+        fault = f"begins at line {start[0] + 1:,}, and no line shows that those before it were pruned"
         verdict = replace(
             verdict, fault=fault, line_no=1, position=0, file=files[0][0].name, unexplained=True
         )

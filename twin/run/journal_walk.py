@@ -136,7 +136,7 @@ class JournalWalk:
                 return
 
     def _passes(self, data: bytes) -> bool:
-        """None of these lines is asked for, as their bytes tell."""
+        """None of these lines is asked for, as their bytes show."""
         if self._rare is not None and self._rare.search(data) is None:
             return True
         return self.query.needle not in data and b'"kind":"site"' not in data and b'{"side":' not in data
@@ -177,7 +177,7 @@ class JournalWalk:
         return (_with_side(self.folder, entry) if beside else entry) if wanted else None
 
     def _end(self, file: BinaryIO, size: int) -> int:
-        """The byte from which on all lines are newer than the range, as far as bisection tells."""
+        """The byte from which on all lines are newer than the range, as far as bisection finds."""
         low, high = 0, size
         if self.query.before is None and self.query.until_ns == FOREVER_NS:
             return size

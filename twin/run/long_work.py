@@ -29,10 +29,10 @@ def stop_at_once() -> None:
     """Let both signals raise KeyboardInterrupt, here and again at `check_interrupt`. Main thread only."""
     _asked.clear()
     for number in SIGNALS:
-        signal.signal(number, _hear)
+        signal.signal(number, _note)
 
 
-def _hear(_number: int, _frame: FrameType | None) -> None:
+def _note(_number: int, _frame: FrameType | None) -> None:
     _asked.set()
     raise KeyboardInterrupt
 

@@ -114,7 +114,7 @@ class Pool(Generic[T, R]):
         waiting, lost = list(order)[::-1], list[int]()
         running: dict[Future[R | Failed], int] = {}
         processes = min(self.processes, len(order))
-        with self._workers(processes, len(tasks)) as (workers, told):
+        with self._workers(processes, len(tasks)) as (workers, progress):
             while waiting or running:
                 while waiting and len(running) < 2 * processes and not lost:
                     try:
@@ -133,7 +133,7 @@ class Pool(Generic[T, R]):
                         continue
                     shares.end(i)
                     yield i, outcome
-                shares.take(told)
+                shares.take(progress)
         return [i for i in order if i in (*lost, *waiting)]
 
     @contextmanager
@@ -193,26 +193,26 @@ class TaskShares:
 
         def report(share: float, note: str = "") -> None:
             self._done[i] = share
-            self._tell(note)
+            self._print(note)
 
         return report
 
     def take(self, shares: Sequence[float]) -> None:
         """The shares that workers report."""
         self._done = [max(a, b) for a, b in zip(self._done, shares, strict=True)]
-        self._tell(f"{self._ended} of {len(self._done)} done")
+        self._print(f"{self._ended} of {len(self._done)} done")
 
     def end(self, i: int) -> None:
         """Count a task that has ended."""
         self._done[i] = 1.0
         self._ended += 1
-        self._tell(f"{self._ended} of {len(self._done)} done")
+        self._print(f"{self._ended} of {len(self._done)} done")
 
     def note(self, text: str) -> None:
         """Show a note beside the share that is done."""
-        self._tell(text)
+        self._print(text)
 
-    def _tell(self, note: str) -> None:
+    def _print(self, note: str) -> None:
         total = sum(self.weights) or 1.0
         done = sum(w * share for w, share in zip(self.weights, self._done, strict=True))
         self._progress(done / total, note)

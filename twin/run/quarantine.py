@@ -53,7 +53,7 @@ HOLD_S = 3600.0
 HOLD_AFTER, HOLD_ALL_AFTER = 3, 10  # records within that time; source: estimate, well below a unit's limit
 NAMES = 4  # signals that name a part
 ENDED = "the process was ended by signal"
-# Events that pass however often others like them failed: a daemon that does not hear that another one leads,
+# Events that pass however often others like them failed: a daemon that does not know that another one leads,
 # or that a person forbids, had better not run
 NEVER_HELD = (
     SiteChanged, EpochChanged, AuthorityChanged, Held, Released, RequestWithdrawn, ApprovalWithdrawn,

@@ -71,7 +71,7 @@ EngineFactory = Callable[[SiteSpec], Engine]
 class RecoveredRun:
     """Engine in the state at the interruption of its run, and the data to continue the run.
 
-    `last_tick` is the newest tick that trace or journal tell of; numbers go on behind it. `lost` is the run
+    `last_tick` is the newest tick of trace or journal; numbers go on behind it. `lost` is the run
     of ticks (first, last) whose decisions are journaled although what they saw is gone. `pending` is what
     the configuration and the restart change: the next frame must carry it, so that it is recorded. `poisons`
     is input that this start left out, since the engine failed on it.
@@ -368,7 +368,7 @@ class _TickAgain:
         except OSError as error:
             out.faults.append(f"tick {frame.tick}: cannot be tried in a copy of the process: {error}")
             return frame
-        # Only a second death tells that it is this tick
+        # Only a second death shows that it is this tick
         if not poison.error or (frame.tick != self._doubted and may_be_innocent(poison.error)):
             return frame
         if (known := self.quarantine.of(frame)) is not None:  # more of it than was known

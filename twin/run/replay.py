@@ -204,8 +204,8 @@ class Keeping:
 class Recorder:
     """Writes a run: trace before the tick, journal after it, now and then a snapshot.
 
-    With no folder, only the journal's chain is kept, so that its head can be told. In a folder with a run,
-    segments and chain go on; `resumed` is what the new manifest says of that. After a StorageError of
+    With no folder, only the journal's chain is kept, so that its head can be compared. In a folder with a
+    run, segments and chain go on; `resumed` is what the new manifest says of that. After a StorageError of
     `before` ticks may go on, and the next frame that is written begins a segment (take a snapshot then: what
     was not traced is a gap). After one of `after` or `note` nothing may be commanded.
     """
@@ -441,7 +441,7 @@ def _contiguous(reader: TraceReader, since: Since | None, engine: Engine) -> Ite
             return
         if reader.gaps:
             if "pruned" not in reader.gaps[-1]:
-                check_fits(frame, engine.site)  # a site that changed in between is told first
+                check_fits(frame, engine.site)  # a site that changed in between is named first
             return
         known = max(last, reader.last_left_out[0])
         if since is not None and last == since.tick and is_gap(known, frame):

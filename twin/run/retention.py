@@ -269,7 +269,7 @@ class Upkeep:
             return
         needle = b'"last_hash":"' + announced[-1].last_hash.encode() + b'"'
         recent = [*closed_segments(self.folder)[-2:], self.folder / OPEN]
-        if not any(_tells(path, needle) for path in recent):
+        if not any(_contains(path, needle) for path in recent):
             return  # the line is not on the disk: announced again
         for entry in announced:
             (self.folder / entry.file).unlink(missing_ok=True)
@@ -309,7 +309,7 @@ def _longest_history(spec: bytes) -> float:
     return 0.0
 
 
-def _tells(path: Path, needle: bytes) -> bool:
+def _contains(path: Path, needle: bytes) -> bool:
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         return any(needle in line for line in file)
     return False

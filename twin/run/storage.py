@@ -150,11 +150,11 @@ class TraceWriter:
 
 @dataclass
 class TraceReader:
-    """Frames of a segment, or of all of a folder, in order. `damage` tells where reading had to stop.
+    """Frames of a segment, or of all of a folder, in order. `damage` shows where reading had to stop.
 
-    `gaps` tells of ticks between frames that are not there although nothing is damaged: pruned, or never
+    `gaps` lists ticks between frames that are not there although nothing is damaged: pruned, or never
     traced. What an engine makes of the frames behind a gap is not what it made of them then. Input in the
-    folder's quarantine is left out, as `left_out` tells; `last_left_out` is (tick, instant) of the newest
+    folder's quarantine is left out, as `left_out` states; `last_left_out` is (tick, instant) of the newest
     tick that was left out as a whole.
     """
 

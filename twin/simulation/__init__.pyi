@@ -28,7 +28,7 @@ from .whatif_report import (
     armed_words as armed_words,
     case_json as case_json,
     figure_text as figure_text,
+    print_whatif as print_whatif,
     summary_of as summary_of,
-    tell as tell,
     write_page as write_page,
 )

@@ -140,7 +140,7 @@ class Simulation:
         """Return the simulated seconds since the begin."""
         return (self.now_ns - self.begun_ns) / NS
 
-    def tell(self, *events: Event) -> None:
+    def inject(self, *events: Event) -> None:
         """Queue events for the next frame: an operator's requests, grants, holds.
 
         Raises ValueError for a change of the site: the plant is of this one.

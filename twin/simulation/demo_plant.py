@@ -53,15 +53,15 @@ class DemoPlant(LivePlant):
             if held is not None:
                 held[:] = np.inf
 
-    def hear(self, message: Message, retained: bool = False) -> None:
+    def receive(self, message: Message, retained: bool = False) -> None:
         """See LivePlant; agents receive their own requests themselves."""
         if not message.topic.startswith(self._own_requests):
             with self.lock:
-                super().hear(message, retained)
+                super().receive(message, retained)
 
     def missed(self, _: str, why: str, count: int) -> None:
         """Count messages that were lost before they arrived."""
-        self.counts[f"not heard: {why[:80]}"] += count
+        self.counts[f"missed: {why[:80]}"] += count
 
     def move(self, seconds: float, now_ns: int) -> list[Publication]:
         """See LivePlant; first the time that passed since the simulated past ended."""

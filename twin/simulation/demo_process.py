@@ -46,7 +46,7 @@ def say(**what: object) -> None:
         sys.stdout.flush()
 
 
-def tell_log(text: str) -> None:
+def write_log(text: str) -> None:
     """Report a sentence for the log."""
     print(text, file=sys.stderr, flush=True)
 
@@ -66,25 +66,25 @@ class DemoPod:
     def __init__(self, plant: DemoPlant) -> None:
         self.plant = plant
         self.fleet: Fleet | None = None
-        self._told = False
+        self._connected = False
 
     def step(self, seconds: float) -> list[Out]:
         """Step before each round of samples; sends metadata again with each connection."""
         out = []
         connected = self.fleet is not None and self.fleet.link.connected
-        if connected and not self._told:
+        if connected and not self._connected:
             out += [Out(m.topic, m.payload, 1, True) for m in self.plant.metadata()]
-        self._told = connected
+        self._connected = connected
         messages = self.plant.move(seconds, time.time_ns())
         return out + [Out(m.topic, m.payload, 1 if m.kept else 0) for m in messages]
 
 
 def take(plant: DemoPlant, link: MqttLink, message: Message) -> None:
     """Process a message of a link."""
-    plant.hear(message, link.retained)
+    plant.receive(message, link.retained)
 
 
-async def hear(plant: DemoPlant, port: int, end: threading.Event) -> None:
+async def listen(plant: DemoPlant, port: int, end: threading.Event) -> None:
     """Receive the commands to building, scheduler and jobs, until the end."""
     while not end.is_set():
         settings = LinkSettings(HOST, port, f"demo-site-{os.getpid()}", persistent=False)
@@ -137,7 +137,7 @@ def main(argv: list[str]) -> int:
         if reachable(port, end):
             pod, broker = DemoPod(plant), Broker(HOST, port, site.file.site)
             pod.fleet = Fleet(
-                plant.trays(), broker, before_step=pod.step, broker_gone_s=AGENTS_GONE_S, say=tell_log
+                plant.trays(), broker, before_step=pod.step, broker_gone_s=AGENTS_GONE_S, say=write_log
             )
             with pod.fleet:
                 asyncio.run(until(plant, port, end))
@@ -148,10 +148,10 @@ def main(argv: list[str]) -> int:
 
 async def until(plant: DemoPlant, port: int, end: threading.Event) -> None:
     """Run until the end."""
-    hearing = asyncio.ensure_future(hear(plant, port, end))
+    listening = asyncio.ensure_future(listen(plant, port, end))
     await asyncio.to_thread(end.wait)
-    hearing.cancel()
-    await asyncio.gather(hearing, return_exceptions=True)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
 
 
 if __name__ == "__main__":

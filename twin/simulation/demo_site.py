@@ -125,7 +125,7 @@ class DemoPast(Simulation):
         self.plant.happened(self.demo.scheduler.step(self.dt_s))
         plan = self.demo.plan()
         if plan is not None:
-            self.tell(plan)
+            self.inject(plan)
         decision = super().step()
         sample = self._sampler.offer(self.engine, decision) if self._store is not None else None
         if sample is not None and self._store is not None:

@@ -1,4 +1,4 @@
-"""Narrator: tells a story's chapters on terminal and page, and looks for their signs in the daemon's answers.
+"""Narrator: shows a story's chapters on terminal and page, and looks for their signs in the daemon's answers.
 
 It knows what any operator's program can know: it asks the interface, and sees nothing of the plant.
 """
@@ -54,15 +54,15 @@ class OpenChapter:
     begun_ns: int
     before: dict[int, dict[str, Any]] = field(default_factory=dict)
     seen: dict[int, dict[str, Any]] = field(default_factory=dict)
-    told: bool = False  # that it is over
+    is_over: bool = False  # that it is over
 
 
 class Narrator:
-    """Tells one story, which began at `begun_ns`. `missing`: signs that did not appear in time."""
+    """Shows one story, which began at `begun_ns`. `missing`: signs that did not appear in time."""
 
     def __init__(self, story: Story, client: Asks, begun_ns: int) -> None:
         self.story, self.client, self.begun_ns = story, client, begun_ns
-        self.telling: list[OpenChapter] = []
+        self.opened: list[OpenChapter] = []
         self.missing: list[str] = []
         self.band: Band | None = None
         self.summary: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class Narrator:
     @property
     def is_over(self) -> bool:
         """True if every chapter was completed."""
-        return len(self.telling) == len(self.story.chapters) and all(t.told for t in self.telling)
+        return len(self.opened) == len(self.story.chapters) and all(t.is_over for t in self.opened)
 
     def poll(self) -> Iterator[StoryStep]:
         """Poll the daemon once; returns the new steps."""
@@ -84,53 +84,53 @@ class Narrator:
             yield from self._foresee(now_ns)
         for number, chapter in enumerate(self.story.chapters, 1):
             due_ns = self.begun_ns + round(chapter.at_s * NS)
-            if number > len(self.telling) and now_ns >= due_ns - 3 * NS:
+            if number > len(self.opened) and now_ns >= due_ns - 3 * NS:
                 yield self._begin(number, chapter, due_ns)
-        for telling in self.telling:
-            if not telling.told:
-                yield from self._watch(telling, now_ns)
+        for opened in self.opened:
+            if not opened.is_over:
+                yield from self._watch(opened, now_ns)
 
     def _begin(self, number: int, chapter: Chapter, due_ns: int) -> StoryStep:
-        telling = OpenChapter(number, chapter, due_ns)
+        opened = OpenChapter(number, chapter, due_ns)
         for k, sign in enumerate(chapter.signs):
             if sign.falls:
                 with contextlib.suppress(ConnectorError):
-                    telling.before[k] = next(sign.rows_in(self._ask(sign.path)), {})
-        self.telling.append(telling)
-        self._show(telling, chapter.cause)
+                    opened.before[k] = next(sign.rows_in(self._ask(sign.path)), {})
+        self.opened.append(opened)
+        self._show(opened, chapter.cause)
         return StoryStep(number, None, f"{chapter.title}: {chapter.cause}")
 
-    def _watch(self, telling: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
-        chapter, after_s = telling.chapter, (now_ns - telling.begun_ns) / NS
+    def _watch(self, opened: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
+        chapter, after_s = opened.chapter, (now_ns - opened.begun_ns) / NS
         if after_s < 0:
             return
         if chapter.keeps and self.band is not None:
-            yield from self._compare(telling, now_ns)
+            yield from self._compare(opened, now_ns)
             return
         for k, sign in enumerate(chapter.signs):
-            if k in telling.seen:
+            if k in opened.seen:
                 continue
-            row = self._find(sign, telling, k)
+            row = self._find(sign, opened, k)
             if row is None:
                 continue
-            telling.seen[k] = row
+            opened.seen[k] = row
             text = words_of(sign.says, row)
-            self._show(telling, text)
-            yield StoryStep(telling.number, after_s, text)
-        if len(telling.seen) == len(chapter.signs):
-            telling.told = True
+            self._show(opened, text)
+            yield StoryStep(opened.number, after_s, text)
+        if len(opened.seen) == len(chapter.signs):
+            opened.is_over = True
         elif after_s > chapter.within_s:
-            telling.told = True
+            opened.is_over = True
             for k, sign in enumerate(chapter.signs):
-                if k not in telling.seen:
+                if k not in opened.seen:
                     self.missing.append(f"{chapter.name}: {sign.path}: {sign.where}")
                     yield StoryStep(
-                        telling.number, after_s, f"not seen within {duration(chapter.within_s)}: {sign.where}"
+                        opened.number, after_s, f"not seen within {duration(chapter.within_s)}: {sign.where}"
                     )
 
-    def _find(self, sign: Sign, telling: OpenChapter, k: int) -> dict[str, Any] | None:
+    def _find(self, sign: Sign, opened: OpenChapter, k: int) -> dict[str, Any] | None:
         try:
-            return sign.find(self._ask(sign.path), telling.begun_ns, telling.before.get(k, {}))
+            return sign.find(self._ask(sign.path), opened.begun_ns, opened.before.get(k, {}))
         except ConnectorError:
             return None  # it knows nothing of that yet
 
@@ -140,11 +140,11 @@ class Narrator:
             self.answers[path] = self.client.call("GET", path)
         return self.answers[path]
 
-    def _show(self, telling: OpenChapter, text: str) -> None:
+    def _show(self, opened: OpenChapter, text: str) -> None:
         """Show the chapter on the page, unless a later one is there."""
-        if telling.number < len(self.telling):
+        if opened.number < len(self.opened):
             return
-        body = {"chapter": telling.number, "of": len(self.story.chapters), "title": telling.chapter.title,
+        body = {"chapter": opened.number, "of": len(self.story.chapters), "title": opened.chapter.title,
                 "text": text}  # fmt: skip
         self.client.call("POST", "/story", body)
 
@@ -167,15 +167,15 @@ class Narrator:
                     0, None, f"forecast: the site draws {now} now, and in 5 min {band_words(self.band)}"
                 )
 
-    def _compare(self, telling: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
+    def _compare(self, opened: OpenChapter, now_ns: int) -> Iterator[StoryStep]:
         assert self.band is not None
         due_ns, row_ns = self.band.due_ns, round(ROW_S * NS)
         if now_ns < due_ns:
             return
-        telling.told = True
+        opened.is_over = True
         drawn = [watts for at_ns, watts in self._power if due_ns - row_ns < at_ns <= due_ns]
         if not drawn:
-            self.missing.append(f"{telling.chapter.name}: nothing was measured")
+            self.missing.append(f"{opened.chapter.name}: nothing was measured")
             return
         mean_w = sum(drawn) / len(drawn)
         within = self.band.low_w <= mean_w <= self.band.high_w
@@ -183,10 +183,10 @@ class Narrator:
         words = band_words(self.band)
         text = f"{quantity(mean_w, 'W')} in the last minute, {where} what was forecast 5 min ago: {words}"
         if not within:
-            self.missing.append(f"{telling.chapter.name}: {text}")
-        telling.seen[0] = {"mean_w": mean_w}
-        self._show(telling, text)
-        yield StoryStep(telling.number, (now_ns - telling.begun_ns) / NS, text)
+            self.missing.append(f"{opened.chapter.name}: {text}")
+        opened.seen[0] = {"mean_w": mean_w}
+        self._show(opened, text)
+        yield StoryStep(opened.number, (now_ns - opened.begun_ns) / NS, text)
 
 
 def band_words(band: Band) -> str:

@@ -15,7 +15,7 @@ from twin.catalogue import NS, BadMessage
 from twin.plant import Work
 from twin.telemetry import CheckpointTold, Event, JobEnded, JobStarted, Message
 
-Told = TypeVar("Told", JobStarted, CheckpointTold)
+JobEvent = TypeVar("JobEvent", JobStarted, CheckpointTold)
 PLANT_TERMS = ("checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s", "time_limit_s")
 WIRE_TERMS = ("save_s", "block_s", "flush_s", "restart_s", "interval_s")
 
@@ -25,11 +25,11 @@ class PlantJobs:
 
     def __init__(self, integration: str, speed: float = 1.0) -> None:
         self.prefix, self.speed = f"IT/v1/{integration}/Job/", speed
-        self.running: dict[str, JobStarted] = {}  # as the wire was told
+        self.running: dict[str, JobStarted] = {}  # as the wire has them
         self._held: dict[str, Advice] = {}
         self._new: set[str] = set()  # jobs whose advice is not carried out yet
 
-    def hear(self, message: Message) -> bool:
+    def receive(self, message: Message) -> bool:
         """Take an advice; False where it is not followed. Raises BadMessage."""
         advice = decode_advice(message.payload)
         job = job_of(message.topic[len(self.prefix) :])
@@ -80,7 +80,7 @@ class PlantJobs:
         return event
 
 
-def _slower(event: Told, speed: float, terms: tuple[str, ...]) -> Told:
+def _slower(event: JobEvent, speed: float, terms: tuple[str, ...]) -> JobEvent:
     """Return the job with durations of the wire, which is slower than the plant by `speed`."""
     if speed == 1.0:
         return event

@@ -56,9 +56,9 @@ class _Value(msgspec.Struct):
 
 
 class LivePlant:
-    """The site's devices: `hear` what they are told, `move` the time on and have what they say.
+    """The site's devices: `receive` their messages, `move` the time on and have what they say.
 
-    Raises ConfigError for a site whose names a BMS cannot tell apart.
+    Raises ConfigError for a site whose names a BMS cannot distinguish.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LivePlant:
 
     # Input.
 
-    def hear(self, message: Message, retained: bool = False) -> None:
+    def receive(self, message: Message, retained: bool = False) -> None:
         """Take a message; what makes no sense is counted. Carried out by the next `move`."""
         topic, now_ns = message.topic, message.t_ns
         try:
@@ -99,7 +99,7 @@ class LivePlant:
             elif topic.startswith(self._written):
                 self._ask(message)
             elif topic.startswith(self._jobs.prefix):
-                self.counts["advice" if self._jobs.hear(message) else "advice not followed"] += 1
+                self.counts["advice" if self._jobs.receive(message) else "advice not followed"] += 1
             elif topic.startswith(self._presence):
                 self._newcomer |= b'"online"' in message.payload
             elif topic.startswith(PUB_METADATA) and retained and _of_a_building(message.payload):
@@ -132,7 +132,7 @@ class LivePlant:
         key = message.topic[len(self._written) :]
         beat = key.startswith(f"{SYSTEM}/HeartbeatTimestampIntegration/")
         if key.startswith(f"{SYSTEM}/HeartbeatEchoIntegration/"):
-            return  # it heard us
+            return  # it received our message
         if not beat and message.topic not in self._points:
             raise BadMessage("no point that is written to")
         if len(message.payload) > MAX_VALUE_BYTES:
@@ -188,8 +188,8 @@ class LivePlant:
         out = [
             Publication(m.topic, m.payload) for m in self.wire.messages(Observation(seen.reports, (), now_ns))
         ]
-        told = self.wire.messages(Observation([], seen.events, now_ns))
-        out += [Publication(m.topic, m.payload, True) for m in told]
+        messages = self.wire.messages(Observation([], seen.events, now_ns))
+        out += [Publication(m.topic, m.payload, True) for m in messages]
         return out + results_of(acks, self.integration, now_ns) + self._beats(now_ns)
 
     def shown(self, seen: Observation) -> Observation:
@@ -275,7 +275,7 @@ class Broadcast:
         self.live, self.link, self.say = live, link, say
         self.rounds = self.published = self.lost = 0
         self.skipped_s = 0.0
-        self._told = 0  # connections on which the metadata was published
+        self._connections = 0  # connections on which the metadata was published
         self._held: deque[Publication] = deque(maxlen=MAX_PENDING)
 
     async def run(self) -> None:
@@ -296,7 +296,7 @@ class Broadcast:
         link = self.link
         while True:
             try:
-                await link.run(lambda message: self.live.hear(message, link.retained), self._missed)
+                await link.run(lambda message: self.live.receive(message, link.retained), self._missed)
             except ConnectorError as error:
                 if not link.counts.connections:
                     raise
@@ -304,7 +304,7 @@ class Broadcast:
             await asyncio.sleep(RETRY_S)
 
     def _missed(self, _: str, why: str, count: int) -> None:
-        self.live.counts[f"not heard: {why[:80]}"] += count
+        self.live.counts[f"missed: {why[:80]}"] += count
 
     async def _move(self) -> None:
         while not self.link.connected:
@@ -335,12 +335,12 @@ class Broadcast:
         if not link.connected:
             self.lost += len(plain)
             return
-        if self._told != link.counts.connections:
+        if self._connections != link.counts.connections:
             points = [(m.topic, m.payload) for m in self.live.metadata()]
             if await publish_all(publish, points, retain=True):
                 self.lost += len(plain)
                 return
-            self._told = link.counts.connections
+            self._connections = link.counts.connections
         failed = len(await publish_all(publish, plain, qos=0))
         self.published += len(plain) - failed
         self.lost += failed

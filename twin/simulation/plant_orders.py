@@ -82,14 +82,14 @@ def read_request(message: Message, site: Site, prefix: str) -> CommandBatch:
 
 def results_of(acks: Iterable[CommandAcked], integration: str, t_ns: int) -> list[Publication]:
     """Answers of agents: a message per node (or rack), control and epoch."""
-    told: dict[tuple[str, str, str], list[tuple[str, CommandAcked]]] = {}
+    rows_of: dict[tuple[str, str, str], list[tuple[str, CommandAcked]]] = {}
     for ack in acks:
         place, name = ack.name, ""
         if ack.control.startswith("gpu."):
             place, _, name = ack.name.rpartition("/")
-        told.setdefault((ack.control, place, ack.command.partition("-")[0]), []).append((name, ack))
+        rows_of.setdefault((ack.control, place, ack.command.partition("-")[0]), []).append((name, ack))
     out = []
-    for (control, place, epoch), rows in told.items():
+    for (control, place, epoch), rows in rows_of.items():
         body = {
             "v": 1,
             "epoch": int(epoch),

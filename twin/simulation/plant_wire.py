@@ -115,11 +115,11 @@ class PlantWire:
     def __init__(self, site: Site, msgpack: bool = False) -> None:
         self.site, self.msgpack = site, msgpack
         self._local = {t: _local_names(site, t) for t in ("rack", "cdu", "loop", "feeder", "hall")}
-        self._points = {p.key: self._sent(p) for p in POINTS}
+        self._points = {p.key: self._templates(p) for p in POINTS}
         self._spec = {p.key: p for p in POINTS}
         self._topics = [FRAME + site.name("rack", r) for r in range(site.sizes["rack"])]
 
-    def _sent(self, point: Point) -> list[_Sent]:
+    def _templates(self, point: Point) -> list[_Sent]:
         table, _, signal = point.key.partition(".")
         n = self.site.sizes[table]
         there = np.ones(n, np.bool_)

@@ -64,11 +64,11 @@ class SlurmPrograms:
             with link:
                 try:
                     link.settimeout(WAIT_S)
-                    link.sendall(msgspec.json.encode(self._asked(link)))
+                    link.sendall(msgspec.json.encode(self._receive(link)))
                 except OSError:
                     continue  # whoever asked is gone
 
-    def _asked(self, link: socket.socket) -> tuple[int, str]:
+    def _receive(self, link: socket.socket) -> tuple[int, str]:
         words = bytearray()
         while part := link.recv(65_536):
             words += part

@@ -88,7 +88,7 @@ class Chapter(_Strict, frozen=True, kw_only=True):
 
     `jobs` and `faults` count their seconds from the chapter's begin. `keeps`: what came is compared with the
     forecast at the story's begin. `needs` are chapters without which it says nothing. One that stands `apart`
-    is told only where it is asked for.
+    is shown only where it is asked for.
     """
 
     name: str

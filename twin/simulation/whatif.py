@@ -32,7 +32,7 @@ ARMS: tuple[Arm, ...] = ("policies", "nothing")
 # that of a drawn plant; source: estimate.
 MIRROR_SPREAD = 0.25
 KWH_J = 3.6e6
-MAX_TOLD = 200  # faults kept per course
+MAX_FAULTS = 200  # faults kept per course
 NICE = 5  # of worker processes
 POINTS = 480
 # Curve -> value of a point for its stretch: the mean for power, the worst value for dangerous quantities.
@@ -288,7 +288,7 @@ class Watch:
     def _note(self, faults: Any, now_s: float) -> None:
         for fault in faults:
             key = _key(fault)
-            if key in self._known or key in self._faults or len(self._faults) >= MAX_TOLD:
+            if key in self._known or key in self._faults or len(self._faults) >= MAX_FAULTS:
                 continue
             begun = [
                 s.begin_s for s in self.scenario.faults

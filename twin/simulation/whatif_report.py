@@ -110,11 +110,15 @@ def summary_of(results: Sequence[Result]) -> list[dict[str, Any]]:
     out = []
     for varied, members in groups_of(results):
         whole = [r for r in members if len(r.courses) == len(ARMS)]
-        told: dict[str, Any] = {"varied": varied, "cases": len(members), "failed": len(members) - len(whole)}
+        summary: dict[str, Any] = {
+            "varied": varied,
+            "cases": len(members),
+            "failed": len(members) - len(whole),
+        }
         for arm in (*ARMS, "difference"):
             rows = [_row(r, arm) for r in whole]
-            told[arm] = {name: spread([row[name] for row in rows]) for name in FIGURES} if rows else {}
-        out.append(told)
+            summary[arm] = {name: spread([row[name] for row in rows]) for name in FIGURES} if rows else {}
+        out.append(summary)
     return out
 
 
@@ -151,7 +155,7 @@ def varied_words(varied: dict[str, Any]) -> str:
     return ", ".join(f"{k} = {v}" for k, v in varied.items()) or "as in the file"
 
 
-def tell(result: dict[str, Any], out: Console) -> None:
+def print_whatif(result: dict[str, Any], out: Console) -> None:
     """The table: figures by arm for one group, groups by figure for several."""
     groups, wide = result["summary"], out.width >= WIDE_COLUMNS
     for group in groups[:1] if len(groups) == 1 and groups[0]["policies"] else []:
@@ -228,8 +232,8 @@ def armed_words(result: dict[str, Any]) -> str:
     if not other:
         return ""
     verb = "armed" if all(used[n] == "act" for n in other) else "set"
-    told = ", ".join(f"{n} {own[n]}" for n in other)
-    return f"{verb} for this question; the site file says: {told}"
+    machines = ", ".join(f"{n} {own[n]}" for n in other)
+    return f"{verb} for this question; the site file says: {machines}"
 
 
 def _cards(groups: Sequence[dict[str, Any]]) -> Markup:
@@ -314,5 +318,5 @@ def _faults(first: Result) -> Markup:
         "faults",
         "Faults reported",
         intro,
-        table(["course", "told after", "kind", "where", "delay"], rows, (1, 4)),
+        table(["course", "reported after", "kind", "where", "delay"], rows, (1, 4)),
     )

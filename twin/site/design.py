@@ -201,8 +201,8 @@ def _of_rack(profile: Profile, nodes: int, gpus: int) -> dict[str, float]:
     rack_max = min(get("rack_max_w", np.inf) * max(1.0, nodes / usual), whole)
     capture = get("liquid_fraction_pu", 0.9) if profile.has_liquid else 0.0
     flow = get("rack_flow_nominal_lpm", np.nan)
-    told = profile.layout.scale_up_domains
-    domains = 1.0 if told is None else told.value
+    size = profile.layout.scale_up_domains
+    domains = 1.0 if size is None else size.value
     links = sum(p.links_per_node.value for p in profile.planes if p.kind == "scale_up")
     return {
         "scale_up_links": links / profile.gpus_per_node if links else np.nan,

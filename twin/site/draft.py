@@ -64,7 +64,7 @@ class Draft:
     feeders: list[str] = field(default_factory=list)
     feeder_group: list[FeederGroup] = field(default_factory=list)
     feeder_serves: list[tuple[str, list[str]]] = field(default_factory=list)
-    leaves: list[str] = field(default_factory=list)  # no table: they tell which racks are near each other
+    leaves: list[str] = field(default_factory=list)  # no table: they show which racks are near each other
     leaf_serves: list[tuple[str, list[str]]] = field(default_factory=list)
     switches: list[str] = field(default_factory=list)
     switch_ways: list[int] = field(default_factory=list)  # switches of its line

@@ -27,7 +27,7 @@ from twin.catalogue import ConfigError, did_you_mean
 T = TypeVar("T")
 MAX_EXPANSION = 200_000
 MAX_PATTERN = 256  # characters
-MAX_PROBLEMS = 1_000  # of one file that are told; the others are counted
+MAX_PROBLEMS = 1_000  # of one file that are reported; the others are counted
 # With `fullmatch`, and no \d: digits of other scripts and a line's end are no part of a name.
 _RANGE = re.compile(r"(?P<head>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<tail>[^\[\]]*)")
 _PLAIN = re.compile(r"[A-Za-z0-9_.:+\-]+")
@@ -52,7 +52,7 @@ class RackGroup(_Strict, frozen=True):
     says from which end of the rack its nodes are counted, as coolant that leaks runs down.
 
     In the site file of a fleet a rack with `guaranteed_w` is a hall with a daemon of its own: it has no nodes
-    here, tells what it draws, and is granted a budget from `guaranteed_w` to `max_w` (docs/fleet.md).
+    here, reports what it draws, and is granted a budget from `guaranteed_w` to `max_w` (docs/fleet.md).
     """
 
     name: str  # may hold one range: r[001-139]
@@ -144,7 +144,7 @@ class SwitchGroup(_Strict, frozen=True):
     """
 
     name: str  # may hold one range
-    serves: list[str] = []  # racks, or switches, of this hall; none: not told
+    serves: list[str] = []  # racks, or switches, of this hall; none: not stated
     planes: list[str] = []  # whose links to these racks they carry; none: all
 
 
@@ -377,7 +377,7 @@ def _mend_struct(
     out: dict[str, Any] = {}
     for key, item in _text_keys(raw, path, faults):
         if key not in fields:
-            hint = _meant(key[:60], fields)
+            hint = _suggestion(key[:60], fields)
             faults.problems.append(f"{path}.{_cut(key)}: unknown key; expected one of {known}{hint}")
         elif (mended := _mend(fields[key].type, item, f"{path}.{key}", faults)) is not _Lost:
             out[key] = mended
@@ -392,7 +392,7 @@ def _mend_struct(
     return out
 
 
-def _meant(key: str, fields: dict[str, msgspec.structs.FieldInfo]) -> str:
+def _suggestion(key: str, fields: dict[str, msgspec.structs.FieldInfo]) -> str:
     """Return a hint at the key that a wrong one may mean: here, or in the lists below."""
     if meant := did_you_mean(key, fields):
         return meant

@@ -24,7 +24,7 @@ from twin.site.site import Site
 GRANT = "grant"  # the feeder of a part that its grants apply to
 # Of the whole site: a part would take all demand for its own
 OF_HUB = ("queues", "tenants", "priorities", "services")
-AS_EACH_PART = ("periods_s", "history_s")  # of the hub as well: it hears meters and keeps their past
+AS_EACH_PART = ("periods_s", "history_s")  # of the hub as well: it receives meters and keeps their past
 OF_HALL, ABOVE_HALLS = ("racks", "cdus", "feeders", "switches"), ("feeders", "loops")
 Tree = dict[str, Any]
 

@@ -57,7 +57,7 @@ class ProfileLimit(_Strict, frozen=True):
     """Level at which protection starts to act (`guard`) and the hard operating limit (`max`) of a signal.
 
     `max` lies on the dangerous side: for a signal whose danger is "low" it is the least value, below `guard`.
-    `slew_per_s` is how fast an unheard value may drift; it may only be slower than the catalogue's.
+    `slew_per_s` is how fast an unreported value may drift; it may only be slower than the catalogue's.
     """
 
     guard: Sourced

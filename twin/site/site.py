@@ -112,16 +112,16 @@ class Site:
     node_of_gpu: I32
     gpu_start_of_node: I32  # [n_node + 1]
     cdu_of_rack: I32
-    leaf_of_rack: I32  # nodes on one leaf are one network hop apart; -1 = not told
+    leaf_of_rack: I32  # nodes on one leaf are one network hop apart; -1 = not stated
     loop_of_cdu: I32
     hall_of_cdu: I32
     halls_of_loop: Relation  # halls of a fleet that share its heat
     heat_pu_of_loop: F64  # of the power of these, that it takes
-    machines_of_loop: F64  # chillers or pumps that share its heat evenly; NaN: not told
+    machines_of_loop: F64  # chillers or pumps that share its heat evenly; NaN: not stated
     parent_of_feeder: I32
     feeders_of_rack: Relation  # the feeders that serve it directly
     priority_of_rack: I32
-    upward_of_rack: I32  # 1: its nodes are counted from the bottom, -1: from the top, 0: not told
+    upward_of_rack: I32  # 1: its nodes are counted from the bottom, -1: from the top, 0: not stated
     spare_rack: np.ndarray  # bool
     spare_node: np.ndarray  # bool: all of a spare rack, and the last `spare_nodes` of each other one
     side_of_feeder: I32  # 0 none, 1 A, 2 B

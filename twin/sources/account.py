@@ -128,7 +128,7 @@ class AccountKeeper(Protocol):
     ) -> None: ...
     def poll(self, table: str, signals: tuple[str, ...], run: tuple[int, int], period_s: float) -> None: ...
     def blame(self, account: SourceAccount, line: UnusedLine) -> None: ...
-    def hear_stranger(self, account: SourceAccount) -> None: ...
+    def note_stranger(self, account: SourceAccount) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -173,7 +173,7 @@ class SourceAccount:
         items = self.clock.corrected(items, now_ns, None if passed_ns is None else passed_ns())
         if poll_s:
             self.answers += 1
-            self._tell_period(given, poll_s)
+            self._note_period(given, poll_s)
         if self._is_failing:
             self._heal()
         late, newest_ns = self.ledger.stage(items, now_ns, self)
@@ -241,7 +241,7 @@ class SourceAccount:
         if len(self.lines) > MAX_REASONS:
             self._fold()
         if self.number < 0 and self.outside:
-            self.ledger.hear_stranger(self)
+            self.ledger.note_stranger(self)
 
     def _fold(self) -> None:
         quiet = next(key for key in self.lines if key[1] != OTHERS)
@@ -325,13 +325,13 @@ class SourceAccount:
         is_ahead = self._delays and self._delays[-1] <= -AHEAD_S and self.sends(now_ns)
         return -self._delays[-1] if is_ahead else 0.0
 
-    def tells_time(self) -> bool:
+    def has_clock(self) -> bool:
         """Return True if its readings bear stamps of its own, as far as can be seen."""
         # A reading that we ask for, or without a stamp, gets our stamp
         return not self.answers and (self.clock.found_ns > 0 or any(self._delays))
 
     def sends(self, now_ns: int) -> bool:
-        """Return True if it was heard in the last ten minutes."""
+        """Return True if it reported in the last ten minutes."""
         return now_ns - self.last_ns <= WRONG_FOR_S * NS
 
     def clock_offset_s(self) -> float | None:
@@ -353,7 +353,7 @@ class SourceAccount:
             return False
         return bool(line.remedy)
 
-    def _tell_period(self, items: Sequence[Item], poll_s: float) -> None:
+    def _note_period(self, items: Sequence[Item], poll_s: float) -> None:
         """Say once how often these cells are asked for."""
         signals: tuple[str, ...]
         for item in items:

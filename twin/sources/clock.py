@@ -30,13 +30,13 @@ ALIKE_NS, MOST_ALIKE_NS = NS // 5, 15 * NS
 APART_NS = NS // 2  # messages that are nearer come of one flush
 MAX_SIGNALS = 1000  # of a source, of which the delay is remembered
 # A longer delay is watched, since publishers gather for ten seconds and more. That of a source which was
-# never heard in time is corrected; else from LATE_NS and two periods on, as `cadence` learns what is less
+# never in time is corrected; else from LATE_NS and two periods on, as `cadence` learns what is less
 WATCH_NS, LATE_NS, LEAST_PERIODS = 15 * NS, 50 * NS, 2
-# A delay must stay so long: of a source that was never heard in time, and of one that was. A queue shrinks or
+# A delay must stay so long: of a source that was never in time, and of one that was. A queue shrinks or
 # grows meanwhile. source: estimate
 FIRST_NS, STEADY_NS = 20 * NS, 600 * NS
 # Of the time that passes, by which the delay of a clock changes at most; a backlog that drains no faster is
-# not told from a clock. source: clocks are slewed by up to 8.3 % (chrony, maxslewrate)
+# not distinguished from a clock. source: clocks are slewed by up to 8.3 % (chrony, maxslewrate)
 CLOCK_PU = 0.1
 JITTER_NS = 3 * NS // 4  # of a delay to either side, stamps being in whole seconds
 # A stamp stays so long, and so many values come with it, before its clock stands. source: estimate
@@ -104,7 +104,7 @@ class StandingStamp:
     key: Key
     item: Reading | Block
     since_ns: int
-    heard_ns: int
+    received_ns: int
     changes: int = 0
 
     def goes_on(self, item: Reading | Block, passed_ns: int) -> bool:
@@ -112,7 +112,7 @@ class StandingStamp:
         if item.t_ns != self.item.t_ns:
             return False
         self.changes += _differs(item, self.item)
-        self.item, self.heard_ns = item, passed_ns
+        self.item, self.received_ns = item, passed_ns
         return True
 
 
@@ -289,7 +289,7 @@ class SourceClock:
     def _stands(self, key: Key, item: Reading | Block, passed_ns: int) -> bool:
         """Return True once the newest stamp of the source has stayed while the values under it changed."""
         standing = self._standing
-        if standing is None or (key != standing.key and self._came_since(standing.heard_ns, key)):
+        if standing is None or (key != standing.key and self._came_since(standing.received_ns, key)):
             self._standing = StandingStamp(key, item, passed_ns, passed_ns)
         elif key == standing.key:
             if not standing.goes_on(item, passed_ns):

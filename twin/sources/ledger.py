@@ -28,7 +28,7 @@ MAX_STRANGERS = 500  # of names from outside, without any
 MAX_LOGGED = 1000  # kinds of reason that have a line in the log
 MAX_SHARED = 50  # signals of one source that another carries as well
 SHARED_S = 150.0  # after its last sight, two sources no longer share a signal
-# Sources that must seem to have stepped, for the clock of this host to be told. source: estimate
+# Sources that must seem to have stepped, for the clock of this host to be suspected. source: estimate
 LEAST_WITNESSES, NEARLY_ALL_PU = 3, 0.8
 NOT_UNUSED = ("failed", "clock", "range")  # lines that count no message that was not used
 RECENT_S = 3600.0  # what has not happened for so long is no longer shown on the first screen
@@ -60,7 +60,7 @@ class SourceLedger:
             account = SourceAccount(self, name, outside)
             if outside:
                 self._strangers[name] = account
-                self._bound()
+                self._limit_strangers()
             else:
                 self.accounts[name] = account
         elif not outside and name in self._strangers:
@@ -72,12 +72,12 @@ class SourceLedger:
         account = self.accounts.get(source)
         return account.lines.get((outcome, what)) if account is not None else None
 
-    def hear_stranger(self, account: SourceAccount) -> None:
+    def note_stranger(self, account: SourceAccount) -> None:
         """A source without a reading spoke: of those the one that is quiet longest goes first."""
         if account.name in self._strangers:
             self._strangers.move_to_end(account.name)
 
-    def _bound(self) -> None:
+    def _limit_strangers(self) -> None:
         while len(self._strangers) > MAX_STRANGERS:
             name, gone = self._strangers.popitem(last=False)
             self._blamed.pop(name, None)
@@ -127,7 +127,7 @@ class SourceLedger:
         self._polls.setdefault((table, signals, period_s), []).append(run)
 
     def take_polls(self, site: Site) -> list[PollPeriodChanged]:
-        """The periods that were told since the last time, as events; each is given out once."""
+        """The periods that became known since the last time, as events; each is given out once."""
         polls, self._polls = self._polls, {}
         return [
             PollPeriodChanged(
@@ -180,14 +180,14 @@ class SourceLedger:
         return {table: np.flatnonzero(mine).astype(np.int32) for table, mine in of.items()}, count
 
     def carriers(self) -> tuple[list[tuple[str, bool, int]], dict[str, I32]]:
-        """Return (name, whether it came from outside, when it was last heard) of each number, and copies of
+        """Return (name, whether it came from outside, when it last reported) of each number, and copies of
         all columns of `carriers_of`.
         """
         sources = [(a.name, a.outside, a.last_ns) for a in self._numbered]
         return sources, {key: column.copy() for key, column in self._carriers.items()}
 
     def resume(self, sources: Sequence[tuple[str, bool, int] | None], columns: Mapping[str, I32]) -> None:
-        """Take over what `carriers` gave, before anything is heard; not of sources that are None."""
+        """Take over what `carriers` gave, before any message; not of sources that are None."""
         number = np.full(len(sources) + 1, -1, np.int32)  # the last for none
         for i, source in enumerate(sources):
             if source is not None:
@@ -203,7 +203,7 @@ class SourceLedger:
         return {a.name: a.clock.back_ns for a in self._numbered if a.clock.back_ns}
 
     def resume_offsets(self, back_ns: Mapping[str, int]) -> None:
-        """Take over what `offsets_ns` gave, of the sources that are known, before anything is heard."""
+        """Take over what `offsets_ns` gave, of the sources that are known, before any message."""
         for name in back_ns.keys() & self.accounts.keys():
             self.accounts[name].clock.resume(max(back_ns[name], 0))
 
@@ -272,21 +272,21 @@ class SourceLedger:
         """Clocks that are wrong by minutes, each as a sentence: of sources, or of this host."""
         if (host := self._host_clock(now_ns)) is not None:
             return [host[0]] if host[1] >= WRONG_S * NS else []
-        told = (account.wrong_clock(now_ns) for account in self._numbered)
-        return [text for text in told if text is not None]
+        texts = (account.wrong_clock(now_ns) for account in self._numbered)
+        return [text for text in texts if text is not None]
 
     def odd_clocks(self, now_ns: int) -> list[str]:
         """Clocks that are ahead by seconds, or stepped lately, each as a sentence."""
         if (host := self._host_clock(now_ns)) is not None:
             return [host[0]]
-        told = (account.odd_clock(now_ns) for account in self._numbered)
-        return [text for text in told if text is not None]
+        texts = (account.odd_clock(now_ns) for account in self._numbered)
+        return [text for text in texts if text is not None]
 
     def _host_clock(self, now_ns: int) -> tuple[str, int] | None:
         """Return (a sentence, by how much it is wrong) on the clock of this host, where those of nearly all
         sources are off to the same side.
         """
-        sending = [a for a in self._numbered if a.sends(now_ns) and a.tells_time() and not a.clock.is_held]
+        sending = [a for a in self._numbered if a.sends(now_ns) and a.has_clock() and not a.clock.is_held]
         enough = max(LEAST_WITNESSES, NEARLY_ALL_PU * len(sending))
         behind_s = [a.clock.back_ns / NS for a in sending if a.stepped(now_ns)]
         ahead_s = [s for a in sending if (s := a.ahead_s(now_ns))]

@@ -3,8 +3,8 @@
 JSON: objects with `node_id`, `event_time` (days), `event_type` (fault_start or fault_end) and `fault_type`
 (`Class`, or a string), in order of time. CSV: a head line with `node,start,end,class`, in any order of
 columns; times are all days, or all ISO 8601 (UTC unless they say otherwise); an empty end is a fault still
-open; lines in order of start. All that is wrong is told at once, with its place; `mend` lets harmless doubles
-and disorder pass, and says so.
+open; lines in order of start. All that is wrong is reported at once, with its place; `mend` lets harmless
+doubles and disorder pass, and says so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from twin.catalogue import ConfigError, StorageError
 
 MOST_BYTES = 512 * 2**20  # source: estimate; a million faults are 300 MB of JSON
 MOST_FAULTS = 1_000_000  # source: estimate; a backtest of more takes hours
-MOST_PROBLEMS = 20  # told one by one
-MOST_TOLD = 100_000  # after so many, a table is given up
+MOST_PROBLEMS = 20  # reported one by one
+MOST_LINES = 100_000  # after so many, a table is given up
 COLUMNS = ("node", "start", "end", "class")
 UNKNOWN_CLASS = "unknown"
 DAY_S = 86_400.0
@@ -83,9 +83,9 @@ class FaultsRead:
 def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: bool = False) -> FaultsRead:
     """Read a log of a fleet of `nodes`, of which only those that failed have names.
 
-    `until_d`: the log ends that day, what came later is left out; else with its last event. The form is told
-    by the first character. Raises ConfigError for what the operator can mend, StorageError for a file that
-    cannot be read.
+    `until_d`: the log ends that day, what came later is left out; else with its last event. The form is
+    recognised by the first character. Raises ConfigError for what the operator can mend, StorageError for a
+    file that cannot be read.
     """
     data = content_of(path)
     if nodes < 1:
@@ -94,8 +94,8 @@ def read_faults(path: Path, nodes: int, *, until_d: float | None = None, mend: b
     last_d = _read_json(data, reading) if data.lstrip()[:1] in (b"[", b"{") else _read_csv(data, reading)
     if reading.problems:
         more = len(reading.problems) - MOST_PROBLEMS
-        told = [f"{path}: {problem}" for problem in reading.problems[:MOST_PROBLEMS]]
-        raise ConfigError(told + ([f"{path}: {more} more problems"] if more > 0 else []))
+        problems = [f"{path}: {problem}" for problem in reading.problems[:MOST_PROBLEMS]]
+        raise ConfigError(problems + ([f"{path}: {more} more problems"] if more > 0 else []))
     if not reading.faults:
         raise ConfigError(f"{path}: no fault in it: expected at least one")
     return _log(path, reading, nodes, until_d, last_d)
@@ -285,7 +285,7 @@ def _read_rows(lines: Any, head: list[str], reading: _Reading) -> float:
                 place, f"more than {MOST_FAULTS:,} faults, expected at most so many: give a shorter time"
             )
             break
-        if len(reading.problems) >= MOST_TOLD:
+        if len(reading.problems) >= MOST_LINES:
             reading.wrong(place, "too much is wrong: expected a table of faults; the rest was not read")
             break
         if len(row) != len(head):

@@ -1,8 +1,8 @@
 """Life files: recorded lives of devices in published formats, as one life log.
 
-The head line tells the form: the general CSV (`asset,position,begin,end,class`), Titan's GPUs, LANL's nodes,
+The head line gives the form: the general CSV (`asset,position,begin,end,class`), Titan's GPUs, LANL's nodes,
 Grid'5000's nodes, disks with enclosure and slot, or the faults of servers that `fault_log_file` reads. All
-that is wrong is told at once, with file, line and the expectation.
+that is wrong is reported at once, with file, line and the expectation.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _read_lanl(text: str, lives: _Lives) -> None:
     if doubles:
         lives.notes.append(f"{doubles} failures left out that began while their node was under repair")
     lives.notes.append(
-        "a system is watched from its first failure to the end of the log: it tells neither begin nor end"
+        "a system is watched from its first failure to the end of the log: it gives neither begin nor end"
     )
 
 
@@ -427,8 +427,8 @@ def _log(lives: _Lives) -> LivesRead:
     _check_stays(lives)
     if lives.problems:
         more = len(lives.problems) - MOST_PROBLEMS
-        told = [f"{lives.path}: {problem}" for problem in lives.problems[:MOST_PROBLEMS]]
-        raise ConfigError(told + ([f"{lives.path}: {more} more problems"] if more > 0 else []))
+        problems = [f"{lives.path}: {problem}" for problem in lives.problems[:MOST_PROBLEMS]]
+        raise ConfigError(problems + ([f"{lives.path}: {more} more problems"] if more > 0 else []))
     if not lives.stays or not lives.faults:
         raise ConfigError(f"{lives.path}: expected at least one stay and one fault")
     begin = np.array([stay[2] for stay in lives.stays])
@@ -460,7 +460,7 @@ def _log(lives: _Lives) -> LivesRead:
 
 
 def _check_stays(lives: _Lives) -> None:
-    """Drop the part of a stay in which its device is already somewhere else, and tell how many.
+    """Drop the part of a stay in which its device is already somewhere else, and return how many.
 
     Inventories that missed a removal show a device twice.
     """

@@ -11,7 +11,7 @@ from twin.tables.panel_file import SeriesRead
 MAX_VALUES = 2000  # of one outlook; `twin.engine.outlook` has the same, but takes long to load
 
 
-def to_tell(read: SeriesRead, now_ns: int, file: str) -> tuple[dict[str, Any], list[str]]:
+def outlook_of(read: SeriesRead, now_ns: int, file: str) -> tuple[dict[str, Any], list[str]]:
     """(start, step and values from the one in force at `now_ns` on, what people should know of the file)."""
     panel, warnings = read.panel, list(read.notes)
     step_ns = round(panel.step_s * NS)
@@ -23,6 +23,6 @@ def to_tell(read: SeriesRead, now_ns: int, file: str) -> tuple[dict[str, Any], l
     if not any(v is not None for v in values):
         raise ConfigError(f"{file}: no value to come is known")
     if len(values) > MAX_VALUES:
-        warnings.append(f"{len(values)} values are to come; told are the first {MAX_VALUES}")
+        warnings.append(f"{len(values)} values are to come; sent are the first {MAX_VALUES}")
     start_ns = panel.start_ns + first * step_ns
     return {"start_ns": start_ns, "step_s": panel.step_s, "values": values[:MAX_VALUES]}, warnings

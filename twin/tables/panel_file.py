@@ -161,24 +161,26 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read_file(path: Path, asked: TableColumns, zone: str, notes: list[str], limit: RowLimit) -> _Rows:
-    """The rows of a file, in order of time, with what was dropped told in `notes`."""
+    """The rows of a file, in order of time, with what was dropped reported in `notes`."""
     reading = text_table.read_text(path, asked, limit, notes)
     file = reading.file
     if not reading.seen:
         of = " of " + "=".join(asked.where) if asked.where else ""
         raise ConfigError(f"{file}: no rows{of} below the header: expected times in {asked.time!r}")
     n_dropped = sum(count for count, _ in reading.dropped.values())
-    told = [f"{count} rows with {why} dropped (first: {at})" for why, (count, at) in reading.dropped.items()]
+    dropped = [
+        f"{count} rows with {why} dropped (first: {at})" for why, (count, at) in reading.dropped.items()
+    ]
     if n_dropped * 2 > reading.seen or not reading.t_ns:
         raise ConfigError(
             f"{file}: expected a time in {asked.time!r}, found none in {n_dropped} of {reading.seen} rows: "
-            + "; ".join(told)
+            + "; ".join(dropped)
         )
-    notes += [f"{file}: {t}" for t in told]
+    notes += [f"{file}: {t}" for t in dropped]
     t_ns = np.concatenate(reading.t_ns)
     columns = {name: np.concatenate(parts) for name, parts in reading.columns.items()}
     for name, values in columns.items():
-        _tell_values(reading, name, values, notes)
+        _note_values(reading, name, values, notes)
     naive = np.concatenate(reading.naive)
     local = localise(t_ns[naive], zone)
     t_ns[naive] = local.t_ns
@@ -190,7 +192,7 @@ def _read_file(path: Path, asked: TableColumns, zone: str, notes: list[str], lim
     return _Rows(file, t_ns[order], {n: v[order] for n, v in columns.items()}, local.gaps)
 
 
-def _tell_values(reading: TableRows, name: str, values: F64, notes: list[str]) -> None:
+def _note_values(reading: TableRows, name: str, values: F64, notes: list[str]) -> None:
     """Note cells without a number. ConfigError if there are no numbers, or fewer than other words."""
     unreadable, at = reading.unreadable.get(name, (0, ""))
     known = int(np.isfinite(values).sum())

@@ -62,11 +62,16 @@ from .inbox import Inbox as Inbox
 from .jobs import (
     DURATIONS as DURATIONS,
     KINDS as KINDS,
-    TOLD as TOLD,
+    STATED_FIELDS as STATED_FIELDS,
     JobSlots as JobSlots,
     start_fault as start_fault,
 )
-from .observation_gaps import ago_d as ago_d, noted as noted, nothing as nothing, watched_ns as watched_ns
+from .observation_gaps import (
+    ago_d as ago_d,
+    nothing as nothing,
+    watched_ns as watched_ns,
+    with_gap as with_gap,
+)
 from .reading import (
     ELSEWHERE as ELSEWHERE,
     Block as Block,

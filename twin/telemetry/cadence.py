@@ -98,7 +98,7 @@ class Cadence:
 
     def expected_s(self, group: int) -> F64:
         """Return the period to expect before one is learned [n]: of the poll, else the longest of its peers'
-        (the entities of the group whose cadence is known); 0 where nothing tells.
+        (the entities of the group whose cadence is known); 0 where it is unknown.
         """
         known = self.known(group)
         poll_s: F64 = self.poll_s[group].astype(np.float64)
@@ -106,13 +106,13 @@ class Cadence:
             poll_s[poll_s == 0.0] = self.period_s(group)[known].max()
         return poll_s
 
-    def learn(self, group: int, heard_ns: I64, arrived: Arrivals, now_ns: int, paused_ns: int) -> int:
-        """Learn from messages after those at `heard_ns` [n].
+    def learn(self, group: int, received_ns: I64, arrived: Arrivals, now_ns: int, paused_ns: int) -> int:
+        """Learn from messages after those at `received_ns` [n].
 
         Returns how many gaps were learned: none of a first message, nor across a pause.
         """
         return kernels.learn_cadence(
-            heard_ns,
+            received_ns,
             arrived.t_ns,
             arrived.entity,
             now_ns,

@@ -38,8 +38,8 @@ class NvlinksCounted(_Event, frozen=True):
 
     `name` is the node, `read` how many links each of its GPUs reads. A row names a link by GPU of the node
     and number, with its counts: recoveries that succeeded or failed, errors, replays, symbol errors and their
-    rate. A link without a row is at zero. `far` is the other end of a row's link, as the device tells it; ""
-    where it does not.
+    rate. A link without a row is at zero. `far` is the other end of a row's link, as the device reports it;
+    "" where it does not.
     """
 
     name: str

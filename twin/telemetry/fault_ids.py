@@ -32,14 +32,14 @@ class FaultIds:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def hear(self, event: FaultReported) -> Answer:
+    def receive(self, event: FaultReported) -> Answer:
         """Note a fault with an id: whether it is new, the same once more, or another one under its id.
 
-        When it happened does not tell two apart: an agent that reads its log again may date it otherwise.
+        When it happened does not distinguish two: an agent that reads its log again may date it otherwise.
         """
-        return self.hear_all([event])[0]
+        return self.receive_all([event])[0]
 
-    def hear_all(self, events: Sequence[FaultReported]) -> list[Answer]:
+    def receive_all(self, events: Sequence[FaultReported]) -> list[Answer]:
         """Check many fault ids, in order of arrival."""
         try:  # in a storm there are thousands
             codes = [blake2b(e.id.encode(), digest_size=_WIDE).digest() for e in events]
@@ -53,9 +53,9 @@ class FaultIds:
         if apart and young.keys().isdisjoint(keys) and old.keys().isdisjoint(keys):
             young.update(zip(keys, marks, strict=True))
             return ["new"] * n
-        return [self._hear(key, mark) for key, mark in zip(keys, marks, strict=True)]
+        return [self._receive(key, mark) for key, mark in zip(keys, marks, strict=True)]
 
-    def _hear(self, key: int, mark: int) -> Answer:
+    def _receive(self, key: int, mark: int) -> Answer:
         known = self._young.get(key)
         if known is None:
             known = self._old.get(key)
@@ -76,7 +76,7 @@ class FaultIds:
 
 
 def _text(event: FaultReported) -> str:
-    """Return a fault without its time: enough to tell two faults of one id apart."""
+    """Return a fault without its time: enough to distinguish two faults of one id."""
     return f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
 
 

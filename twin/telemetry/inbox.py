@@ -212,7 +212,7 @@ class Inbox:
         stage.t_ns[group, entity] = t_ns
 
     def _count(self, stage: Stage, rows: I32, at: slice | I64, new: I64, t_ns: int, before: I64) -> None:
-        """Count the growth since the last reading; plausibility tells resets from wraps."""
+        """Count the growth since the last reading; plausibility distinguishes resets from wraps."""
         cells: Any = (rows, at) if isinstance(at, slice) else np.ix_(rows, at)
         old = stage.raw[cells]
         gap_ns = stage.held_ns[cells] if stage.n_held else None

@@ -20,7 +20,13 @@ REST_S = 600.0  # the longest lease on a job of the catalogue
 MAX_AHEAD_S = 60.0  # of a clock that is ahead of ours, before its start times are ignored; source: estimate
 MAX_RAN_S = 10 * 366 * 86_400.0  # the longest run of a job that is believed; source: estimate
 MAX_UNSLOTTED = 10_000  # jobs without a slot whose nodes are remembered
-TOLD = ("time_limit_s", "checkpoint_interval_s", "checkpoint_save_s", "checkpoint_restart_s", "lease_s")
+STATED_FIELDS = (
+    "time_limit_s",
+    "checkpoint_interval_s",
+    "checkpoint_save_s",
+    "checkpoint_restart_s",
+    "lease_s",
+)
 # Reports of a job that are measurements, each a column of its own; 0 = it never said so.
 DURATIONS = (
     "checkpoint_save_s",
@@ -57,7 +63,7 @@ class JobSlots(EntityState):
     kind: I8 = column("job", "i1", KINDS.index("unknown"))
     synchronous: Bool = column("job", "?")
     floor_w: F64 = column("job", "f8")
-    started_ns: I64 = column("job", "i8")  # when we heard of it on these nodes
+    started_ns: I64 = column("job", "i8")  # when we received its report on these nodes
     reported_start_ns: I64 = column("job", "i8")  # as its scheduler says; 0 = unknown
     freed_ns: I64 = column("job", "i8", -(2**62))
     # From the job's start; 0 where nothing was said.
@@ -65,7 +71,7 @@ class JobSlots(EntityState):
     checkpoint_interval_s: F64 = column("job", "f8")
     checkpoint_save_s: F64 = column("job", "f8")
     checkpoint_restart_s: F64 = column("job", "f8")
-    lease_s: F64 = column("job", "f8")  # of a job that registered itself; 0 = a scheduler told of it
+    lease_s: F64 = column("job", "f8")  # of a job that registered itself; 0 = a scheduler reported it
     # From the job's reports of its saves. A durable save outlives its nodes, one in memory outlives its
     # process; training stands still for `block`, and a save is durable after `flush`.
     checkpoint_block_s: F64 = column("job", "f8")
@@ -106,7 +112,7 @@ class JobSlots(EntityState):
         self.queues, self.storages = [""] * n, [""] * n
 
     def running_since_ns(self, slots: Any) -> I64:
-        """Return the start of these jobs: as the scheduler reports it, else when they were first heard of."""
+        """Return the start of these jobs: as the scheduler reports it, else when they first reported."""
         reported_ns = self.reported_start_ns[slots]
         start_ns: I64 = np.where(reported_ns > 0, reported_ns, self.started_ns[slots])
         return start_ns
@@ -115,7 +121,7 @@ class JobSlots(EntityState):
         """Give the job a slot; None when all are taken or resting. A second start replaces the first.
 
         The second is no restart if it is on the same nodes and its scheduler reports a start from before the
-        first was heard. A job that registered itself says nothing of the other nodes: they stay protected. A
+        first reported. A job that registered itself says nothing of the other nodes: they stay protected. A
         start time that `start_fault` refuses is ignored.
         """
         self.counts["unknown_nodes"] += unknown
@@ -148,7 +154,7 @@ class JobSlots(EntityState):
         if not same:
             self.started_ns[slot] = now_ns
         self.reported_start_ns[slot] = 0 if start_fault(event, now_ns) else min(event.started_ns, now_ns)
-        for name in TOLD:
+        for name in STATED_FIELDS:
             getattr(self, name)[slot] = getattr(event, name)
         self.names[slot], self.tenants[slot] = event.job, event.tenant
         self.accounts[slot], self.queues[slot] = event.account, event.queue

@@ -19,7 +19,7 @@ def nothing() -> I64:
     return np.zeros((0, 2), np.int64)
 
 
-def noted(gaps: I64, began_ns: int, ended_ns: int) -> I64:
+def with_gap(gaps: I64, began_ns: int, ended_ns: int) -> I64:
     """Return these gaps with one more; one shorter than LEAST_S is ignored."""
     if ended_ns - began_ns < round(LEAST_S * NS):
         return gaps

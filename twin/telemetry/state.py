@@ -154,7 +154,7 @@ class TableState:
         for group in groups:
             self.t_ns[group, slice(None) if update.entity is None else update.entity] = update.t_ns
 
-    def heard_ns(self, signal: Signal) -> I64:
+    def received_ns(self, signal: Signal) -> I64:
         """Return the instants of the last messages with a signal, good or not [n]. Read only."""
         group = self.partition.group_of_row[self.freshness.row_of(signal)]
         t_ns: I64 = self.t_ns[group]
@@ -162,7 +162,7 @@ class TableState:
 
     def last_good_ns(self, signal: Signal, index: Any = slice(None)) -> I64:
         """Return the instants of the last good readings of a gauge or state [k]; 0 for none."""
-        t_ns: I64 = self.heard_ns(signal)[index]
+        t_ns: I64 = self.received_ns(signal)[index]
         if self.bad_count[signal.row]:
             t_ns = np.where(self.quality[signal.row, index] == GOOD, t_ns, self.good_ns[signal.row, index])
         return t_ns
@@ -333,7 +333,7 @@ class TableState:
     def age_s(self, signal: Signal, now_ns: int, index: Any = slice(None)) -> F64:
         """Return the seconds since the last good reading [k]; inf for none. Never negative."""
         counter = signal.kind == "counter"
-        t_ns = self.heard_ns(signal)[index] if counter else self.last_good_ns(signal, index)
+        t_ns = self.received_ns(signal)[index] if counter else self.last_good_ns(signal, index)
         age: F64 = np.maximum(now_ns - t_ns, 0) / NS
         age[t_ns == 0] = np.inf
         if counter:
@@ -409,7 +409,7 @@ class TableState:
         return np.flatnonzero(old | (self.quality[row] != GOOD))
 
     def steady(self, row: int, now_ns: int, urged: Bool | None = None) -> bool:
-        """Return True if all entities were heard in time, if by their own cadence: no worst case of a gauge
+        """Return True if all entities reported in time, if by their own cadence: no worst case of a gauge
         has drifted from its value; nor has one that nobody ever gave. For `urged` see `late_s`.
         """
         if self.bad_count[row]:
@@ -420,7 +420,7 @@ class TableState:
         return urged is None and self._undrifted(row, now_ns)
 
     def _undrifted(self, row: int, now_ns: int) -> bool:
-        """Return True if all entities were heard so lately that their worst case has not drifted yet."""
+        """Return True if all entities reported so lately that their worst case has not drifted yet."""
         key = (*self.time_key(row), now_ns)
         found = self._steady.get(key)
         if found is None:

@@ -157,7 +157,7 @@ class Agents:
             return ""
         if value == ONLINE:
             return "the node's agent carries it out"
-        gone_ns = self._told_s(node) * NS
+        gone_ns = self._age_s(node) * NS
         return "the node's agent went offline just now" if gone_ns < self._lease_ns else ""
 
     def power_level(self, node: int) -> float | None:
@@ -168,10 +168,10 @@ class Agents:
         agent, level = self._value(self._signal, node), self._value(self._level, node)
         if agent == ONLINE:
             return math.nan if level is None else level
-        stops = agent is not None and level == STOP and self._told_s(node) < STOPPING_S
+        stops = agent is not None and level == STOP and self._age_s(node) < STOPPING_S
         return level if stops else None
 
-    def _told_s(self, node: int) -> float:
+    def _age_s(self, node: int) -> float:
         """Age of the last word on a node's agent."""
         state = self._engine().state
         return float(np.asarray(state.tables["node"].age_s(self._signal, state.now_ns))[node])

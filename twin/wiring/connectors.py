@@ -75,7 +75,7 @@ class Links:
         self.agents = MqttSink(site, integration, publish)
         self.bms = BmsSink(site, self.router.bms, integration, publish)
         for prefix in (SYSTEM_METADATA, SYSTEM_VALUE):
-            self.router.attach(prefix, self.bms.pulse.hear)
+            self.router.attach(prefix, self.bms.pulse.receive)
         self.to_jobs: list[JobSink | FolderSink] = []
         if jobs.mqtt:
             self.to_jobs.append(JobSink(integration, publish, _book(roster)))

@@ -86,7 +86,7 @@ def _sign_key(loaded: Loaded) -> list[str]:
         return []
     try:
         text = loaded.secret(name) or ""
-    except ConfigError:  # told with the other files
+    except ConfigError:  # reported with the other files
         return []
     try:
         HeadSigner.of_pem(text, f"{loaded.path}: $.journal.sign_key_file: {name}")
@@ -102,7 +102,7 @@ def _trust(loaded: Loaded, where: str, part: Any) -> list[str]:
     if isinstance(part, Tls):
         named = [name for name in (part.ca_file, part.cert_file, part.key_file) if name is not None]
         if any(is_uncheckable(name) or not os.access(loaded.file(name), os.R_OK) for name in named):
-            return []  # told with the other files
+            return []  # reported with the other files
         if (part.cert_file is None) != (part.key_file is None):
             return [f"{loaded.path}: {where}: expected cert_file and key_file, or neither"]
         try:

@@ -64,9 +64,9 @@ class FleetInterface:
         """The last reported journal heads of halls; None if there are none."""
         newest = {} if self.decoder is None else self.decoder.newest
         heads = {
-            hall: HallHead(told.run, told.lines, told.head, told.epoch, told.sequence)
-            for hall, told in sorted(newest.items())
-            if told.head
+            hall: HallHead(summary.run, summary.lines, summary.head, summary.epoch, summary.sequence)
+            for hall, summary in sorted(newest.items())
+            if summary.head
         }
         return HallHeadsRecord(heads=heads) if heads else None
 
@@ -91,10 +91,10 @@ class SummaryPublisher:
 
     async def once(self) -> None:
         """Publish one summary."""
-        told = self.summary(time.time_ns())
-        key = f"{told.hall}:{told.epoch}:{told.sequence}"
+        summary = self.summary(time.time_ns())
+        key = f"{summary.hall}:{summary.epoch}:{summary.sequence}"
         try:
-            await self._link.publish(summary_subject(self._hall), encode(told), key)
+            await self._link.publish(summary_subject(self._hall), encode(summary), key)
             self.counts["summaries"] += 1
         except ConnectorError:
             self.counts["not_sent"] += 1
@@ -121,45 +121,45 @@ class SummaryPublisher:
         )
 
 
-def summary_of(engine: Engine, feeder: str, told: HallSummary) -> HallSummary:
+def summary_of(engine: Engine, feeder: str, summary: HallSummary) -> HallSummary:
     """A summary with what the engine knows of the hall, or of all halls of this hub, below this feeder."""
     site, intake = engine.site, engine.intake
     at = site.entity("feeder", feeder)
     if at is None:
-        return told
+        return summary
     budget_w = float(intake.budget_w(site, engine.state.now_ns)[at])
-    told = msgspec.structs.replace(
-        told,
+    summary = msgspec.structs.replace(
+        summary,
         budget_w=_known(budget_w),
         guaranteed_w=_known(
             float(np.fmin(site.guaranteed_w[at], np.nan_to_num(site.budget_w[at], nan=np.inf)))
         ),
         granted_ns=int(intake.grant_order[at, 1]),
     )
-    return _of_halls(engine, at, told) if halls_of(site) else _of_racks(engine, at, told)
+    return _of_halls(engine, at, summary) if halls_of(site) else _of_racks(engine, at, summary)
 
 
-def _of_racks(engine: Engine, feeder: int, told: HallSummary) -> HallSummary:
-    site, budget_w = engine.site, float_of(told.budget_w)
+def _of_racks(engine: Engine, feeder: int, summary: HallSummary) -> HallSummary:
+    site, budget_w = engine.site, float_of(summary.budget_w)
     rows = {str(row["feeder"]): row for row in explain_topic(engine, "feeds").table("feeds")}
     row = rows[site.name("feeder", feeder)]
-    heard = reported_counts(site, engine.state, engine.diagnosis.silence.hidden).get("gpu", {})
+    gpus = reported_counts(site, engine.state, engine.diagnosis.silence.hidden).get("gpu", {})
     view = engine.view()
     out_of_service = view.quality("gpu.power_w") != GOOD
     if site.sizes["gpu"]:
         out_of_service |= view.believed("node.service_level_state")[site.node_of_gpu] > 0
     return msgspec.structs.replace(
-        told,
+        summary,
         power_w=_known(row["load_w"]) if row["metered"] else None,
         demand_w=_demand_w(engine, row, budget_w),
         floor_w=_known(row["least_w"]),
-        heard_pu=heard["heard"] / heard["of"] if heard.get("of") else None,
+        heard_pu=gpus["heard"] / gpus["of"] if gpus.get("of") else None,
         gpus=site.sizes["gpu"],
         gpus_out=int(out_of_service.sum()),
     )
 
 
-def _of_halls(engine: Engine, feeder: int, told: HallSummary) -> HallSummary:
+def _of_halls(engine: Engine, feeder: int, summary: HallSummary) -> HallSummary:
     """Halls as one. It holds what they may hold: the hub above counts with that until they have given way.
 
     A hub that may not act lends nothing, so that they hold what they say.
@@ -168,13 +168,13 @@ def _of_halls(engine: Engine, feeder: int, told: HallSummary) -> HallSummary:
     found = explain_topic(engine, "together")
     one = found.table("together")[0]
     held_w = float_of(one["held_w" if found.authority in ("act", "approve") else "told_w"])
-    alarms = {s: told.alarms.get(s, 0) + int(float_of(one[f"alarm_{s}_count"])) for s in SEVERITIES}
+    alarms = {s: summary.alarms.get(s, 0) + int(float_of(one[f"alarm_{s}_count"])) for s in SEVERITIES}
     return msgspec.structs.replace(
-        told,
+        summary,
         power_w=_known(float(np.fmax(meter_w, float_of(one["power_w"])))),
         demand_w=_known(one["demand_w"]),
         floor_w=_known(one["floor_w"]),
-        budget_w=_known(float(np.fmax(float_of(told.budget_w), held_w))),
+        budget_w=_known(float(np.fmax(float_of(summary.budget_w), held_w))),
         lapse_s=_known(one["lapse_s"]),
         heard_pu=_known(one["heard_pu"]),
         gpus=int(float_of(one["gpu_count"])),

@@ -171,8 +171,8 @@ def load_now(engine: Engine) -> LoadNow:
     """Loads of the site and its feeders, as bad as they may be where a meter has fallen silent."""
     feeds = explain_topic(engine, "feeds")
     site, *feeders = (float_of(row["load_w"]) for row in feeds.table("feeds"))
-    unheard = feeds.figure("unheard_racks")
-    return LoadNow(site, unheard if isinstance(unheard, int) else 0, np.array(feeders, np.float64))
+    unreported = feeds.figure("unheard_racks")
+    return LoadNow(site, unreported if isinstance(unreported, int) else 0, np.array(feeders, np.float64))
 
 
 def float_of(value: object) -> float:

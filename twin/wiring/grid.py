@@ -60,7 +60,7 @@ class GridInterface:
         if self.publisher is not None and self.publisher.fault:
             out["outside/dsx-flex"] = (
                 "warning",
-                "DSX Flex is not told our power state",
+                "DSX Flex does not receive our power state",
                 self.publisher.fault,
             )
         return out

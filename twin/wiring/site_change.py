@@ -1,7 +1,8 @@
-"""Site change: what a site's file lacks of what was heard on the bus, as a change of its text for a person.
+"""Site change: what reported on the bus but is missing in a site's file, as a change of its text for a
+person.
 
 Only additions are proposed: racks, CDUs, feeders and loops that the file does not name, whom they serve, and
-profiles that are missing. What is heard never removes or corrects what a person wrote.
+profiles that are missing. A report never removes or corrects what a person wrote.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class SiteChange:
         name = self.path.name
         rows = difflib.unified_diff(
             self.before.splitlines(), self.after.splitlines(), name, name, "as it stands",
-            "with what was heard", lineterm="",
+            "with what reports", lineterm="",
         )  # fmt: skip
         return "".join(f"{row}\n" for row in rows)
 
@@ -68,8 +69,8 @@ class SiteChange:
         return [row[1:] for row in self.diff().splitlines()[2:] if row[:1] == "+"]
 
 
-def propose(path: Path, heard: SelfDescription, profile: str | None = None) -> SiteChange:
-    """The change of a site file by what was heard. `profile`: of new racks; None: as all others have.
+def propose(path: Path, description: SelfDescription, profile: str | None = None) -> SiteChange:
+    """The change of a site file by what reports. `profile`: of new racks; None: as all others have.
 
     Raises ConfigError where no such profile is known.
     """
@@ -85,7 +86,7 @@ def propose(path: Path, heard: SelfDescription, profile: str | None = None) -> S
         raise ConfigError(f"profile {clean(profile, 60)!r}: expected one of {', '.join(choices)}")
     chosen = profile or (own[0] if len(own) == 1 else NO_PROFILE)
     addition = Addition(site, tree, SiteText(before), path, chosen)
-    addition.take(heard)
+    addition.take(description)
     after = addition.text.text() if addition.lines else before
     return SiteChange(
         path, before, after, chosen, choices, addition.notes[:MAX_NOTES], _problems(path, after, tree)
@@ -134,16 +135,16 @@ class Addition:
         self._serves: dict[tuple[int | None, str, int], list[str]] = {}  # ..., its entry -> names
         self._new_halls: dict[str, dict[str, Any]] = {}
 
-    def take(self, heard: SelfDescription) -> None:
-        """Add all that was heard and is not named, and profiles that are missing."""
+    def take(self, description: SelfDescription) -> None:
+        """Add all that reports and is not named, and profiles that are missing."""
         agents = tree_of_paths(
-            {p: n for p, n in heard.paths.items() if p.split("/")[0] == self.site.file.site}
+            {p: n for p, n in description.paths.items() if p.split("/")[0] == self.site.file.site}
         )
-        if strange := {p.split("/")[0] for p in heard.paths} - {self.site.file.site}:
+        if strange := {p.split("/")[0] for p in description.paths} - {self.site.file.site}:
             self.notes.append(f"agents speak for other sites too: {', '.join(sorted(strange)[:5])}")
         drafts = [agents.site] if agents is not None else []
-        if heard.points:
-            drafts.append(discover_points(heard.points, self.site.file.site).site)
+        if description.points:
+            drafts.append(discover_points(description.points, self.site.file.site).site)
         for kind, key in (("loop", "loops"), ("rack", "racks"), ("cdu", "cdus"), ("feeder", "feeders")):
             for draft in drafts:
                 self.new[kind] |= {row["name"] for _, row in _rows(draft, key)} - self.known[kind]
@@ -153,7 +154,7 @@ class Addition:
                 full = f"{self.site.file.site}/{hall}/{row['name']}"
                 if agents is not None and draft is agents.site:
                     rack = self.site.entity("rack", full)
-                    self._heard_rack(rack, row) if rack is not None else self._new_rack(hall, row)
+                    self._add_rack(rack, row) if rack is not None else self._new_rack(hall, row)
                 elif row["name"] not in self.known["rack"]:
                     self._new_rack(hall, row)
             for hall, row in _rows(draft, "loops"):
@@ -165,7 +166,7 @@ class Addition:
         self._write()
         self._profiles()
 
-    def _heard_rack(self, rack: int, row: dict[str, Any]) -> None:
+    def _add_rack(self, rack: int, row: dict[str, Any]) -> None:
         starts = self.site.node_start_of_rack
         nodes = int(starts[rack + 1] - starts[rack])
         if row.get("nodes", 0) > nodes:
@@ -181,8 +182,8 @@ class Addition:
             self.notes.append(f"rack {name} is taken for {self.profile}: {LOOK}")
         elif nodes:
             made |= {"nodes": nodes, "gpus_per_node": gpus or 0}
-            heard = f"agents of {nodes} nodes with {gpus or 0} GPUs each were heard"
-            self.notes.append(f"rack {name}: {heard}; {UNGUARDED}")
+            agents = f"agents of {nodes} nodes with {gpus or 0} GPUs each report"
+            self.notes.append(f"rack {name}: {agents}; {UNGUARDED}")
         else:
             self.notes.append(f"rack {name}: nothing says what stands in it; {UNGUARDED}")
         self._append(hall, "racks", made | {k: row[k] for k in ("reports",) if k in row})

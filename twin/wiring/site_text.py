@@ -1,6 +1,6 @@
 """Site text: the YAML of a site file with additions, its comments and its form left as they are.
 
-PyYAML tells where each part of a text stands. Scalars and what is in brackets end where they say; a block
+PyYAML shows where each part of a text stands. Scalars and what is in brackets end where they say; a block
 ends where the next part begins, so its end is the last line of its last part.
 """
 

@@ -1,4 +1,4 @@
-"""Survey: what exporters, Slurm and this host tell of a site that nobody has described yet, and its draft.
+"""Survey: what exporters, Slurm and this host report of a site that nobody has described yet, and its draft.
 
 A draft is a tree of the site file and one of the configuration, with every guess in words.
 """
@@ -36,7 +36,7 @@ ACCELERATORS = ("dcgm", "ascend", "neuron")
 LOCAL = ("http://127.0.0.1:9400/metrics", "http://127.0.0.1:9100/metrics")
 ASK_S, LOCAL_S = 5.0, 0.5
 MAX_LINES = 5_000
-# Words in the model that dcgm-exporter tells, and the profile that has such GPUs
+# Words in the model that dcgm-exporter reports, and the profile that has such GPUs
 MODELS = {"GB300": "gb300-nvl72", "GB200": "gb200-nvl72", "H100": "hgx-h100", "H200": "hgx-h100"}
 
 
@@ -73,19 +73,19 @@ def ask_exporters(patterns: Sequence[str]) -> tuple[list[FoundExporter], list[st
         url += "" if "/" in url.partition("://")[2].rstrip("/") else "/metrics"
         urls += [target for target, _ in targets_of(Scrape(url=url, map=""), "--exporter")]
     with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(_asked, urls))
+        answers = list(pool.map(_scrape, urls))
     return [a for a in answers if isinstance(a, FoundExporter)], [a for a in answers if isinstance(a, str)]
 
 
 def local_exporters() -> list[FoundExporter]:
     """Exporters on this host at their usual ports; none where it has no accelerators: it is no node then."""
-    answers = [_asked(url, LOCAL_S) for url in LOCAL]
+    answers = [_scrape(url, LOCAL_S) for url in LOCAL]
     found = [one for one in answers if isinstance(one, FoundExporter)]
     return found if any(one.map in ACCELERATORS for one in found) else []
 
 
 def with_one_name(exporters: Sequence[FoundExporter], known: Collection[str]) -> list[FoundExporter]:
-    """Exporters on this host at their usual ports; none where none tells of accelerators: it is no node."""
+    """Exporters on this host at their usual ports; none where none reports accelerators: it is no node."""
     address = {one.url: urllib.parse.urlsplit(one.url).hostname for one in exporters}
     labels = {address[one.url]: one.host for one in exporters if one.map in ACCELERATORS}
     out = []
@@ -96,7 +96,7 @@ def with_one_name(exporters: Sequence[FoundExporter], known: Collection[str]) ->
     return out
 
 
-def _asked(url: str, timeout_s: float = ASK_S) -> FoundExporter | str:
+def _scrape(url: str, timeout_s: float = ASK_S) -> FoundExporter | str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=timeout_s) as answer:

@@ -24,7 +24,7 @@ from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import read_yaml
 from twin.contracts import MAX_NAME, MAX_TARGETS, Inlet, Item, ReadTargets
 from twin.site import Site
-from twin.tables import to_tell
+from twin.tables import outlook_of
 from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, OutlookTold, TargetKind
 
 AUTHOR, OUTLOOKS = "targets_file", "outlooks_files"
@@ -187,7 +187,7 @@ class OutlookFileSource:
         try:
             if changed:
                 self._read = await asyncio.to_thread(_read_series, self.file.path)
-            body, _ = to_tell(self._read, now_ns, self.file.path.name)
+            body, _ = outlook_of(self._read, now_ns, self.file.path.name)
         except ConfigError as error:
             self.file.taken("; ".join(error.problems[:4]))
             self._read = None

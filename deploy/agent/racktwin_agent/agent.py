@@ -54,7 +54,7 @@ class Agent:
     def __init__(self, config: Config, devices: Devices) -> None:
         self.config, self.devices = config, devices
         self.inbox = Inbox()
-        self._told_lost = 0
+        self._logged_lost = 0
         self.store = FileStore(config.state_dir)
         heat = Overheating(config.overheating_c) if config.overheating_c else None
         self.watch = Watch(config.broker_gone_s, config.power_brake_s, heat=heat)
@@ -142,9 +142,9 @@ class Agent:
             raise self._failed
         if not self.link.is_alive():
             raise RuntimeError("the thread of the connection ended")
-        if self.inbox.lost > self._told_lost:
-            self._told_lost = self.inbox.lost
-            log.error("%d messages lost so far: more came than could be carried out", self._told_lost)
+        if self.inbox.lost > self._logged_lost:
+            self._logged_lost = self.inbox.lost
+            log.error("%d messages lost so far: more came than could be carried out", self._logged_lost)
         stalled = at.boot_ns - self._sampled_ns > max(STALL_S, 3 * self.config.interval_s) * NS
         if stalled and not self._stalled:
             log.error(
@@ -167,13 +167,13 @@ class Agent:
             if HEAT in self.watch.present(at):
                 self._send(self.node.step(at))
         elif what == "fault":
-            told = (item.id, item.table, item.name, item.code, item.detail, item.at_ns)
-            self.link.send(fault_of(self.config.node, *told))
+            fields = (item.id, item.table, item.name, item.code, item.detail, item.at_ns)
+            self.link.send(fault_of(self.config.node, *fields))
         elif what == "serials":
             gpus, board = item
-            self._send(self.identity.tell(gpus, board, at))
+            self._send(self.identity.reports(gpus, board, at))
         elif what == "nvlinks":
-            self._send(self.nvlinks.tell(item, at))
+            self._send(self.nvlinks.reports(item, at))
         elif what == "inputs":
             for text in self.watch.inputs(item):
                 log.warning("%s", text)

@@ -16,7 +16,7 @@ NS = 1_000_000_000
 # The daemon's clock may run slow by so much of the time that passes, but no further between two messages:
 # what comes later than that was on the way. source: it follows a clock that was set back by 5 %
 SLOW_PU, MOST_SLOW_NS = 0.06, 10 * NS
-# Messages that are issued nearer to each other do not tell a backlog. source: estimate, a tick
+# Messages that are issued nearer to each other do not show a backlog. source: estimate, a tick
 LEAST_APART_NS = NS // 2
 # Of a clock that is right, the quickest message of a daemon took no longer. source: estimate
 NEAR_NS = 10 * NS
@@ -68,7 +68,7 @@ class Deadline(NamedTuple):
 @dataclass(slots=True)
 class SenderClock:
     """The clock of the daemon of one epoch, against the count since boot. `least_ns`: by how much the count
-    was ahead of the instant of the message that came soonest. `heard_ns`: when the last one came.
+    was ahead of the instant of the message that came soonest. `received_ns`: when the last one came.
 
     `known` once a later message took as long as one before: those of a backlog, which come at once, do not.
     `since_ns` is the instant of the message that it must be compared with.
@@ -76,7 +76,7 @@ class SenderClock:
 
     epoch: int = -1
     least_ns: int = 0
-    heard_ns: int = 0
+    received_ns: int = 0
     since_ns: int = 0
     known: bool = False
 
@@ -86,13 +86,13 @@ class SenderClock:
         That is by this node's clock or against the messages before, whichever is less: a node whose clock is
         wrong refuses the first messages of a daemon at most. Where by it the quickest message took at most
         `NEAR_NS`, that clock is right, and the greater counts: that message had a way too, and after a
-        silence the daemon's clock may only seem slow. An instant in this node's future tells of no way.
+        silence the daemon's clock may only seem slow. An instant in this node's future shows no delay.
         """
         ahead_ns, wall_ns = at.boot_ns - issued_ns, at.wall_ns - issued_ns
         ages, quickest_ns = [wall_ns] if wall_ns >= 0 else [], wall_ns
         if epoch == self.epoch:
             quickest_ns = self.least_ns + at.wall_ns - at.boot_ns
-            least_ns = self.least_ns + min(round((at.boot_ns - self.heard_ns) * SLOW_PU), MOST_SLOW_NS)
+            least_ns = self.least_ns + min(round((at.boot_ns - self.received_ns) * SLOW_PU), MOST_SLOW_NS)
             apart_ns = issued_ns - self.since_ns
             if not self.known and least_ns - ahead_ns > apart_ns // 2 > 0:
                 self.since_ns = issued_ns
@@ -103,5 +103,5 @@ class SenderClock:
                 ages.append(ahead_ns - least_ns)
         else:
             self.epoch, self.since_ns, self.known, least_ns = epoch, issued_ns, False, ahead_ns
-        self.least_ns, self.heard_ns = least_ns, at.boot_ns
+        self.least_ns, self.received_ns = least_ns, at.boot_ns
         return max(ages, default=0) if quickest_ns <= NEAR_NS else min(ages, default=0)

@@ -66,7 +66,7 @@ class Config:
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
     overheating_c: float = 0.0  # 0: not watched, as nothing acts before people say so
-    water_inlet_file: Path | None = None  # temperature of the coolant that comes in, as the kernel tells it
+    water_inlet_file: Path | None = None  # temperature of the coolant that comes in, as the kernel reports it
     psu: tuple[PsuInput, ...] = ()
     power: Mapping[int, tuple[str, ...]] = field(default_factory=dict)  # by level, those that are enabled
     simulated_gpus: int = 4

@@ -120,7 +120,7 @@ class Fleet:
     def _run(self) -> None:
         try:
             self._loop()
-        except BaseException as error:  # the caller's devices may fail; `stop` tells
+        except BaseException as error:  # the caller's devices may fail; `stop` reports it
             self._error = error
             self.say(f"the fleet ended: {error!r}")
 

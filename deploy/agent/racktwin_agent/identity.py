@@ -1,6 +1,6 @@
 """Identity of the devices in a node: reported at the start, after a replacement, and now and then.
 
-A serial that cannot be read tells nothing: a GPU off the bus is still the same GPU. One that several GPUs of
+A serial that cannot be read says nothing: a GPU off the bus is still the same GPU. One that several GPUs of
 the node show at once is no name of one, and neither is what firmware writes where nobody wrote a serial; the
 daemon refuses that too. Imports the agent's clock and messages.
 """
@@ -43,11 +43,11 @@ class Identity:
 
     def __init__(self, path: str, boot: str) -> None:
         self.path, self.boot = path, boot
-        self._told: dict[str, tuple[str, int]] = {}  # name within the node -> (serial, count since boot)
-        # A fleet that starts at once does not tell it all again at once.
+        self._sent: dict[str, tuple[str, int]] = {}  # name within the node -> (serial, count since boot)
+        # A fleet that starts at once does not report it all again at once.
         self._phase_ns = zlib.crc32(path.encode()) % round(AGAIN_S) * NS
 
-    def tell(self, gpus: Sequence[str | None], board: str | None, at: Instant) -> list[Out]:
+    def reports(self, gpus: Sequence[str | None], board: str | None, at: Instant) -> list[Out]:
         """Return the reports that are due on the node ("") and its GPUs, in order.
 
         An id is made of the boot, the slot, the serial and the second: a board that is put back within one
@@ -59,15 +59,15 @@ class Identity:
         for table, name, serial in slots:
             if serial is None or (table == "gpu" and shown.count(serial) > 1):
                 continue
-            was = self._told.get(name)
+            was = self._sent.get(name)
             if was is not None and was[0] == serial and at.boot_ns < self._again_ns(was[1]):
                 continue
-            self._told[name] = serial, at.boot_ns
+            self._sent[name] = serial, at.boot_ns
             event_id = f"{self.boot}-{name or 'node'}-{at.boot_ns // NS}-{serial}"
             out.append(identity_of(self.path, event_id, table, name, serial))
         return out
 
-    def _again_ns(self, told_ns: int) -> int:
-        """Return when to repeat a report of `told_ns`: at this node's own minute of the hour."""
+    def _again_ns(self, sent_ns: int) -> int:
+        """Return when to repeat a report of `sent_ns`: at this node's own minute of the hour."""
         every_ns = round(AGAIN_S * NS)
-        return told_ns + every_ns - (told_ns - self._phase_ns) % every_ns
+        return sent_ns + every_ns - (sent_ns - self._phase_ns) % every_ns

@@ -31,7 +31,7 @@ MAX_ENTRY = 65_536  # of the journal, in JSON
 MAX_AGE_S = 3600.0  # older lines of the ring buffer are history, not news
 MAX_PER_MINUTE = 600
 SAME_S, MAX_SAME = 1.0, 256  # lines so close are one event; devices, codes and links remembered
-OFF_BUS, OFF_BUS_S = 79, 60.0  # also told in words, beside its XID
+OFF_BUS, OFF_BUS_S = 79, 60.0  # also logged in words, beside its XID
 # `PCI:` and the function may be missing; a MIG instance may follow the address.
 _AT = (
     r"\((?:PCI:)?([0-9a-fA-F:.]{5,20})(?: GPU-I:\d+)?\): "  # the address
@@ -48,7 +48,7 @@ _PRINTABLE = re.compile(r"[^\x20-\x7e]")
 class Record(NamedTuple):
     """One line of the kernel: its number within the boot (or file), its age in seconds, its text.
 
-    The age is NaN where nothing tells it. `of_file`: the number is of an ordinary file, whatever the boot.
+    The age is NaN where it is unknown. `of_file`: the number is of an ordinary file, whatever the boot.
     """
 
     number: str
@@ -108,20 +108,20 @@ class Repeats:
     """Recent events, so that further lines of one event are not reported again."""
 
     def __init__(self) -> None:
-        self._told_ns: dict[str, int] = {}
+        self._sent_ns: dict[str, int] = {}
 
     def has(self, fault: Fault) -> bool:
         """Return True for a further line of an event, else remember it. Needs the time of the line."""
         if fault.at_ns == 0 or not fault.same:
             return False
         in_words = "fallen off" in fault.detail and fault.code == OFF_BUS
-        last_ns = self._told_ns.get(fault.same)
+        last_ns = self._sent_ns.get(fault.same)
         span_ns = (OFF_BUS_S if in_words else SAME_S) * NS
         if last_ns is not None and abs(fault.at_ns - last_ns) < span_ns:
             return True
-        if len(self._told_ns) >= MAX_SAME:
-            self._told_ns.clear()
-        self._told_ns[fault.same] = fault.at_ns
+        if len(self._sent_ns) >= MAX_SAME:
+            self._sent_ns.clear()
+        self._sent_ns[fault.same] = fault.at_ns
         return False
 
 
@@ -165,15 +165,15 @@ class KernelLog:
         self._thread.join(timeout=3.0)
 
     def _run(self) -> None:
-        told = ""
+        logged = ""
         while not self._stop.is_set():
             try:
                 records = self._journal() if self.source == "journal" else self._file()
                 for record in records:
                     self._pass_on(record)
             except (OSError, ValueError) as error:
-                if (text := f"{self.source}: cannot be read: {error}") != told:
-                    told = text
+                if (text := f"{self.source}: cannot be read: {error}") != logged:
+                    logged = text
                     self.say(f"{text}; trying again")
                 self._stop.wait(5.0)
 

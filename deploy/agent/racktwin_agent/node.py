@@ -23,7 +23,7 @@ from racktwin_agent.triggers import Watch
 from racktwin_agent.wire import Plan, Refused, Request, read_plan, read_request
 
 STATUS_EVERY_S = 60.0
-SAY_AGAIN_S, MAX_TOLD = 60, 200
+SAY_AGAIN_S, MAX_TEXTS = 60, 200
 LOCK_LEAD_S = 900.0  # nothing more is lowered for what is further away; source: as the policy thermal_guard
 FORMAT = 1
 # Beyond every XID and SXID: what the agent itself did. `detail` says it in words.
@@ -58,7 +58,7 @@ class Node:
         self.settings = Settings(devices, self.power)
         self.book = LeaseBook(self.settings, self._save)
         self.contingency = Contingency(self._lowest)
-        self._told: dict[str, int] = {}
+        self._logged_ns: dict[str, int] = {}
         self._status_ns = 0
 
     def topics(self) -> list[str]:
@@ -134,7 +134,7 @@ class Node:
         """Carry out what a request wants of this node: the answers, and the settings as they now are."""
         orders = request.orders.get(self.name)
         if not orders:
-            # Orders for others all the same tell which daemon leads.
+            # Orders for others all the same show which daemon leads.
             is_new = request.epoch > self.book.epoch
             if self.book.age_ns(request, at) < request.span_ns and is_new:
                 self.book.epoch = request.epoch
@@ -198,7 +198,7 @@ class Node:
         return out
 
     def _failed_order(self, at: Instant) -> list[Out]:
-        """Tell that the program of an order on the power failed."""
+        """Report that the program of an order on the power failed."""
         why, lease = self.power.failure(), self.book.leases.get(NODE_POWER)
         if not why:
             return []
@@ -224,10 +224,10 @@ class Node:
             self.say(f"{change.text}: {text}")
         out = [self.status("online", at)]
         if change.began:
-            out.append(self._told_fault(CODE_OF_TRIGGER[change.began], change.began, change.text, at))
+            out.append(self._fault(CODE_OF_TRIGGER[change.began], change.began, change.text, at))
         return out
 
-    def _told_fault(self, code: int, what: str, text: str, at: Instant) -> Out:
+    def _fault(self, code: int, what: str, text: str, at: Instant) -> Out:
         event_id = f"{self.path}/{self.boot}/{what}/{at.boot_ns}"
         return fault_of(self.path, event_id, "node", "", code, text, at.wall_ns)
 
@@ -251,7 +251,7 @@ class Node:
         self.power.set(NODE_POWER, level)
         text = f"{LEVELS[level]}: even at their lowest caps GPUs shut themselves down in {left_s:.0f} s"
         self.say(text)
-        return [self._told_fault(ENDED, LEVELS[level], text, at), *self._echo({POWER})]
+        return [self._fault(ENDED, LEVELS[level], text, at), *self._echo({POWER})]
 
     def _locks(self) -> dict[Key, float]:
         """The lowest clock of each GPU that can be locked."""
@@ -303,8 +303,8 @@ class Node:
     def say_once(self, text: str) -> None:
         """A sentence that may come each second: at most once a minute."""
         now_ns = self.clock().boot_ns
-        if now_ns - self._told.get(text, -SAY_AGAIN_S * NS) >= SAY_AGAIN_S * NS:
-            if len(self._told) >= MAX_TOLD:
-                self._told.clear()
-            self._told[text] = now_ns
+        if now_ns - self._logged_ns.get(text, -SAY_AGAIN_S * NS) >= SAY_AGAIN_S * NS:
+            if len(self._logged_ns) >= MAX_TEXTS:
+                self._logged_ns.clear()
+            self._logged_ns[text] = now_ns
             self.say(text)

@@ -18,7 +18,7 @@ from racktwin_agent.devices import Column
 from racktwin_agent.publish import Out, frame_of, nvlinks_of
 
 READ_EVERY_S = 10.0
-AGAIN_S = 3600.0  # a daemon that began later hears them by it
+AGAIN_S = 3600.0  # so that a daemon that began later receives them
 # Between reports of counts of which no alarm comes: symbol errors of a noisy link move at every reading
 SELDOM_S = 600.0
 MAX_LINKS = 64
@@ -58,11 +58,11 @@ def read_links(nvml: Any, device: Any) -> GpuLinks:
         if many.nvmlReturn != nvml.NVML_SUCCESS:
             return found
         links = range(min(int(many.value.uiVal), MAX_LINKS))
-        told = _fields(nvml, device, links) or _counters(nvml, device, links)
+        by_link = _fields(nvml, device, links) or _counters(nvml, device, links)
     except (nvml.NVMLError, AttributeError, TypeError, ValueError):
         return found
-    found.read = len(told)
-    for link, counts in told.items():
+    found.read = len(by_link)
+    for link, counts in by_link.items():
         ber = counts.pop("ber", 0)
         if any(counts.values()):
             found.counts[link] = counts
@@ -136,12 +136,12 @@ class NvlinkReport:
 
     def __init__(self, path: str, boot: str) -> None:
         self.path, self.boot = path, boot
-        self._told: list[GpuLinks] | None = None
-        self._told_ns = 0
-        # A fleet that starts at once does not tell it all again at once
+        self._sent: list[GpuLinks] | None = None
+        self._sent_ns = 0
+        # A fleet that starts at once does not report it all again at once
         self._phase_ns = zlib.crc32(path.encode()) % round(AGAIN_S) * NS
 
-    def tell(self, gpus: Sequence[GpuLinks], at: Instant) -> list[Out]:
+    def reports(self, gpus: Sequence[GpuLinks], at: Instant) -> list[Out]:
         """Return a frame with the sums of each GPU, and the counts by link when they are due."""
         if not any(gpu.read for gpu in gpus):
             return []
@@ -155,11 +155,11 @@ class NvlinkReport:
         }
         out = [frame_of(self.path, at.wall_ns, columns, {})]
         every_ns = round(AGAIN_S * NS)
-        again_ns = self._told_ns + every_ns - (self._told_ns - self._phase_ns) % every_ns
-        seldom = at.boot_ns - self._told_ns < round(SELDOM_S * NS)
-        moved = self._told is None or _marks(gpus, seldom) != _marks(self._told, seldom)
+        again_ns = self._sent_ns + every_ns - (self._sent_ns - self._phase_ns) % every_ns
+        seldom = at.boot_ns - self._sent_ns < round(SELDOM_S * NS)
+        moved = self._sent is None or _marks(gpus, seldom) != _marks(self._sent, seldom)
         if moved or at.boot_ns >= again_ns:
-            self._told, self._told_ns = list(gpus), at.boot_ns
+            self._sent, self._sent_ns = list(gpus), at.boot_ns
             out.append(nvlinks_of(self.path, f"{self.boot}-nvlinks-{at.boot_ns // NS}", self._body(gpus, at)))
         return out
 

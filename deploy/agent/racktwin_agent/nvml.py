@@ -121,7 +121,7 @@ class _Gpu:
         self.counts: dict[str, tuple[int, int]] = {}
         self.retry_s = 0.0
         self.shutdown_c: Number = None
-        self.lock_mhz: float | None = None  # as it was set here; NVML tells nobody
+        self.lock_mhz: float | None = None  # as it was set here; NVML does not report it
 
 
 class NvmlDevices:

@@ -18,7 +18,7 @@ from racktwin_agent.clock import NS, Instant
 from racktwin_agent.devices import HW_THERMAL, INLET, Column, Sample
 
 SAMPLES = 3  # of a rise that is a trigger
-MOST_SAMPLES = 8  # of the rise by which the time to the shutdown is told
+MOST_SAMPLES = 8  # of the rise from which the time to the shutdown is estimated
 LEAST_S, MOST_S = 0.9, 5.0  # between two of them: sensors have whole kelvins; a gap begins anew
 # source: estimate: without flow a plate warms by 4-8 K/s at full power and near 1 K/s at the lowest cap; one
 # with flow, within 5 K of where it settles, by less than 1 K/s

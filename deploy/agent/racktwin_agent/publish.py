@@ -16,7 +16,7 @@ from racktwin_agent.devices import Column, Sample
 from racktwin_agent.leases import Answer
 
 PUB = "IT/v1/PUB"
-CLOCK_SET_NS = 1_704_067_200 * 10**9  # 2024: before it, a clock begins anew rather than tells the time
+CLOCK_SET_NS = 1_704_067_200 * 10**9  # 2024: before it, a clock starts from its default
 
 
 class Out(NamedTuple):
@@ -77,7 +77,7 @@ def fault_of(path: str, event_id: str, table: str, name: str, code: int, detail:
     """Return a fault of the node or of one of its devices (`name` within the node, "" for itself), with its
     id.
 
-    `at_ns` is when it happened; a clock that was never set tells nothing.
+    `at_ns` is when it happened; a clock that was never set gives none.
     """
     body: dict[str, Any] = {
         "type": "FaultReported",

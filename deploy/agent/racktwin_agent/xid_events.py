@@ -44,9 +44,9 @@ class XidEvents:
                 try:
                     nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
                 except nvml.NVMLError as error:
-                    self.say(f"a GPU tells no XIDs: {error}")
+                    self.say(f"a GPU reports no XIDs: {error}")
         except nvml.NVMLError as error:
-            self.say(f"NVML tells no XIDs: {error}")
+            self.say(f"NVML reports no XIDs: {error}")
             return
         while not self._stop.is_set():
             try:

@@ -1,4 +1,4 @@
-"""Tells a training job when to save a checkpoint, on the advice of racktwin but never dependent on it.
+"""Advises a training job when to save a checkpoint, by the advice of racktwin but never dependent on it.
 
     advisor = Advisor("4711", "https://twin.example:8077", own_interval_s=1800)
     if advisor.due(step):  # at every step
@@ -56,16 +56,16 @@ def advice_of(payload: bytes, job: str, before: StandingAdvice, now: float, wall
     Its instants count by their distance from `issued_ns`, from now on, so that clocks that differ do no harm.
     What has expired by this host's clock is refused all the same, for it may have lain somewhere.
     """
-    told = None
+    advice = None
     with suppress(ValueError, RecursionError):
-        told = json.loads(payload) if len(payload) <= MAX_ADVICE else None
-    if not isinstance(told, dict) or told.get("v") != 1 or told.get("job") != job:
+        advice = json.loads(payload) if len(payload) <= MAX_ADVICE else None
+    if not isinstance(advice, dict) or advice.get("v") != 1 or advice.get("job") != job:
         raise ValueError(f"expected advice of version 1 for this job, at most {MAX_ADVICE} bytes of JSON")
-    interval_s, local_s = told.get("interval_s"), told.get("local_interval_s")
-    since_ns, said = told.get("save_since_ns"), [x for x in (interval_s, local_s) if x is not None]
+    interval_s, local_s = advice.get("interval_s"), advice.get("local_interval_s")
+    since_ns, said = advice.get("save_since_ns"), [x for x in (interval_s, local_s) if x is not None]
     if not all(type(x) in (int, float) and 0 < x <= MAX_INTERVAL_S for x in said):
         raise ValueError("interval_s, local_interval_s: expected seconds above 0, or null")
-    instants: list[Any] = [told.get(key) for key in ("issued_ns", "expires_ns", "epoch")]
+    instants: list[Any] = [advice.get(key) for key in ("issued_ns", "expires_ns", "epoch")]
     if not all(type(x) is int and 0 <= x < 2**62 for x in [*instants, 0 if since_ns is None else since_ns]):
         raise ValueError("instants and epoch: expected whole numbers below 2**62")
     issued_ns, expires_ns, epoch = instants
@@ -80,7 +80,7 @@ def advice_of(payload: bytes, job: str, before: StandingAdvice, now: float, wall
     if since_ns is not None:
         want, since = (epoch, since_ns), now - (issued_ns - since_ns) / NS
         if before.want == want:
-            since = min(since, before.since)  # heard earlier, so with less delay
+            since = min(since, before.since)  # received earlier, so with less delay
     return StandingAdvice(interval_s, want, since, now + lease_s, (epoch, issued_ns), local_s)
 
 
@@ -153,10 +153,10 @@ class Advisor:
     or "". own_interval_s or own_every_steps: when the job saves by itself. most_interval_s: the longest wait,
     else 4 times its own. own_local_interval_s: the same of saves to memory, if it makes any by itself.
     least_interval_s, most_share: see Pace. token_file, or RACKTWIN_TOKEN: who we are. rank: rank 0 alone
-    asks and decides; RANK, else SLURM_PROCID, else 0. nodes: where no scheduler tells the twin of this job,
+    asks and decides; RANK, else SLURM_PROCID, else 0. nodes: where no scheduler reports this job to the twin,
     it registers itself over http(s) as of `kind` (training, inference, batch) on these, say `job_nodes()`,
-    until it ends or has not asked for ten minutes. Set progress_per_s to tell a speed once (saves apart), and
-    remaining_s to tell how long it still trains at this speed.
+    until it ends or has not asked for ten minutes. Set progress_per_s to report a speed once (saves apart),
+    and remaining_s to report how long it still trains at this speed.
     """
 
     def __init__(
@@ -174,8 +174,8 @@ class Advisor:
             raise ValueError(
                 "nodes: a job registers itself over http(s); expected source='https://twin:8077'"
             )
-        told = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-        self._rank = rank if rank is not None else int(told) if told.isdecimal() else 0
+        number = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        self._rank = rank if rank is not None else int(number) if number.isdecimal() else 0
         self._pace = Pace(now, own_interval_s, int(own_every_steps), most_s, least_interval_s, most_share)
         self._local = Pace(now, local_s, 0, 4 * local_s, least_interval_s, most_share)
         self.job, self.problem, self._source, self._poll_s = str(job), "", source, poll_s
@@ -183,7 +183,7 @@ class Advisor:
         self._held, self._flushing, self._durable_ns = NOTHING, dict[int, Save](), 0
         self.progress_per_s = self.remaining_s = 0.0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_REPORTS)  # a signal or a fork cannot lock it
-        self._said, self._told_s, self._told_at, self._closing = 0, [-1.0], 0.0, False
+        self._said, self._sent_s, self._sent_at, self._closing = 0, [-1.0], 0.0, False
         self._nodes, self._kind = [nodes] if isinstance(nodes, str) and nodes else list(nodes), kind
         self._registered, self._ends, self._asked = False, False, False
         self._wire: Any = None
@@ -198,8 +198,9 @@ class Advisor:
     def due(self, step: Any = None, broadcast: Any = None, tier: str = "durable") -> bool:
         """Return True when a save is due; never blocks or raises. To be asked at the same steps on all ranks.
 
-        broadcast tells all ranks what rank 0 decided (torch_ranks.broadcast); what it raises goes through,
-        without it other ranks hear False. tier: "durable" (to be asked first: it counts as both), "memory".
+        broadcast gives all ranks the decision of rank 0 (torch_ranks.broadcast); what it raises goes through,
+        without it other ranks receive False. tier: "durable" (to be asked first: it counts as both),
+        "memory".
         """
         count = None
         with suppress(Exception):
@@ -249,14 +250,14 @@ class Advisor:
             for old in sorted(self._flushing)[:-MAX_OPEN]:
                 self._flushing.pop(old, None)
         elif ok:
-            self._tell(save, save.block_s)
+            self._report(save, save.block_s)
 
     def durable(self, began_ns: int) -> None:
         """Note that the asynchronous save of this begin can be recovered from."""
         if (save := self._flushing.pop(began_ns, None)) is not None:
             took_s = time.monotonic() - save.began
             self._pace.flush_s = took_s if save.tier == "durable" else self._pace.flush_s
-            self._tell(save, took_s)
+            self._report(save, took_s)
 
     def restored(self, restart_s: float = 0.0, tier: str = "durable") -> None:
         """Note that the job trains again after a failure. Without `restart_s` the restart counts from this
@@ -265,27 +266,29 @@ class Advisor:
         self._pace.ended(now, now)
         self._local.ended(now, now)
         self._pace.first = None
-        self._tell(None, 0.0, restart_s if 0 < restart_s < MAX_COST_S else now - _IMPORTED, tier)
+        self._report(None, 0.0, restart_s if 0 < restart_s < MAX_COST_S else now - _IMPORTED, tier)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return a copy that contacts nobody, for another process."""
         return {**self.__dict__, "_thread": None, "_wire": None, "_pid": -1}
 
-    def _tell(self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable") -> None:
+    def _report(
+        self, save: Save | None, took_s: float, restart_s: float = 0.0, tier: str = "durable"
+    ) -> None:
         """Leave a report for the other thread; without a save it concerns the tier's last save."""
         tier, began_ns, block_s = (save.tier, save.began_ns, save.block_s) if save else (tier, 0, 0.0)
         if save and tier == "durable":  # nowhere else: the other thread would undo what is noted meanwhile
             self._durable_ns = max(began_ns, self._durable_ns)
         t_ns, began_ns = time.time_ns(), self._durable_ns if tier == "durable" else began_ns  # in this order
         costs = dict(save_s=took_s, block_s=block_s, flush_s=took_s, restart_s=restart_s)
-        told: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
-        told.update(v=1, id=os.urandom(12).hex(), t_ns=max(t_ns, began_ns), tier=tier)
-        told.update(began_ns=began_ns, interval_s=min(Pace.in_force(*self._of(tier)), MAX_INTERVAL_S))
+        report: dict[str, Any] = {k: min(max(0.0, v), MAX_COST_S) for k, v in costs.items()}
+        report.update(v=1, id=os.urandom(12).hex(), t_ns=max(t_ns, began_ns), tier=tier)
+        report.update(began_ns=began_ns, interval_s=min(Pace.in_force(*self._of(tier)), MAX_INTERVAL_S))
         for name, most in (("progress_per_s", MAX_PROGRESS_PER_S), ("remaining_s", MAX_INTERVAL_S)):
             with suppress(Exception):  # whatever the job set
-                told[name] = x if 0 < (x := float(getattr(self, name))) <= most else 0.0
+                report[name] = x if 0 < (x := float(getattr(self, name))) <= most else 0.0
         self.progress_per_s = self.remaining_s = 0.0
-        self._waiting.append(told)
+        self._waiting.append(report)
 
     def close(self, wait_s: float = 2.0) -> None:
         """Send what waits, for at most so long, and stop asking. Then the job's own interval holds."""
@@ -312,7 +315,7 @@ class Advisor:
     def _exchange(self) -> bool:
         """Receive and report once. Returns False if nothing arrived, so that the next query comes later."""
         problems = {}
-        for act in (self._hear, self._send):
+        for act in (self._receive, self._send):
             try:
                 act()
             except Exception as error:
@@ -325,18 +328,18 @@ class Advisor:
             self._said += 1
             _LOG.warning("%s; the job keeps its own interval", text)
         self.problem, self._asked = text, True
-        return self._hear not in problems
+        return self._receive not in problems
 
     def _register(self) -> None:
         """Say on which nodes the job runs, once; again where the twin has forgotten it."""
         if self._registered or not self._nodes:
             return
-        told = self._wire.register(json.dumps({"nodes": self._nodes, "kind": self._kind}).encode())
-        self._registered, self._ends = True, told.get("registered") is True
-        for line in told.get("warnings") or ():
+        answer = self._wire.register(json.dumps({"nodes": self._nodes, "kind": self._kind}).encode())
+        self._registered, self._ends = True, answer.get("registered") is True
+        for line in answer.get("warnings") or ():
             _LOG.warning("%s", "".join(c if c.isprintable() else "?" for c in str(line)[:400]))
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         self._wire = self._wire or self._open()
         self._register()
         try:
@@ -355,20 +358,20 @@ class Advisor:
 
     def _send(self) -> None:
         kept = [Pace.in_force(*self._of(tier)) for tier in ("durable", "memory")]
-        if kept != self._told_s or time.monotonic() >= self._told_at + REPORT_S:
-            self._told_s, self._told_at = kept, time.monotonic()
+        if kept != self._sent_s or time.monotonic() >= self._sent_at + REPORT_S:
+            self._sent_s, self._sent_at = kept, time.monotonic()
             for tier in ("durable", "memory") if kept[1] else ("durable",):
-                self._tell(None, 0.0, tier=tier)
+                self._report(None, 0.0, tier=tier)
         refused: Refusal | None = None
         while self._wire is not None and self._waiting:
-            told = self._waiting[0]
+            report = self._waiting[0]
             try:
-                self._wire.send(json.dumps(told).encode())
+                self._wire.send(json.dumps(report).encode())
             except Refusal as refusal:
                 if refusal.status not in FOR_GOOD:
                     raise
                 refused = refusal
-            if self._waiting[0] is told:  # else it was the oldest of too many
+            if self._waiting[0] is report:  # else it was the oldest of too many
                 self._waiting.popleft()
         if refused is not None:
             raise refused

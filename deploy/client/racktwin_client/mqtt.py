@@ -2,7 +2,7 @@
 
 Needs paho-mqtt 1.6 or later, which keeps the connection on a daemon thread of its own. The password of `user`
 is the job's token; RACKTWIN_CERT_FILE and RACKTWIN_KEY_FILE name a certificate of its own. Without the name
-of an integration, any is heard. May import paho-mqtt.
+of an integration, any is accepted. May import paho-mqtt.
 """
 
 from __future__ import annotations

@@ -24,6 +24,6 @@ def broadcast(decision: bool, group: Any = None) -> bool:
     if not distributed.is_available() or not distributed.is_initialized():
         return decision
     device = "cuda" if distributed.get_backend(group) == "nccl" else "cpu"
-    told: Any = torch.tensor([int(decision)], device=device)
-    distributed.broadcast(told, 0, group=group)
-    return bool(told.item())
+    flag: Any = torch.tensor([int(decision)], device=device)
+    distributed.broadcast(flag, 0, group=group)
+    return bool(flag.item())

@@ -98,8 +98,8 @@ class HttpWire:
 
     def register(self, body: bytes) -> dict[str, Any]:
         """Register the job; the twin's answer."""
-        told = json.loads(self._ask("POST", self._job, body, MAX_ANSWER) or b"{}")
-        return told if isinstance(told, dict) else {}
+        answer = json.loads(self._ask("POST", self._job, body, MAX_ANSWER) or b"{}")
+        return answer if isinstance(answer, dict) else {}
 
     def unregister(self) -> None:
         """End the registration of the job."""
@@ -109,7 +109,7 @@ class HttpWire:
 def _reason(answer: bytes) -> str:
     """The sentence of a refusal; "" where there is none."""
     with suppress(ValueError, RecursionError):
-        told = json.loads(answer)
-        if isinstance(told, dict) and isinstance(told.get("error"), str):
-            return str(told["error"])[:MAX_REASON]
+        tree = json.loads(answer)
+        if isinstance(tree, dict) and isinstance(tree.get("error"), str):
+            return str(tree["error"])[:MAX_REASON]
     return ""

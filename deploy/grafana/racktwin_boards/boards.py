@@ -9,7 +9,7 @@ from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import dashboard
 
-from racktwin_boards.panels import DAEMON, SOURCE, Panel, built
+from racktwin_boards.panels import DAEMON, SOURCE, Panel, sdk_panel
 
 TAG = "racktwin"
 SCHEMA = 41  # of Grafana 12.0 and 12.1; later ones bring it up to date when they load it
@@ -47,7 +47,7 @@ class Board:
         for variable in _variables():
             out = out.with_variable(variable)
         for number, panel in enumerate(self.panels, 1):
-            out = out.with_panel(built(panel, number))
+            out = out.with_panel(sdk_panel(panel, number))
         made = out.build()
         made.schema_version = SCHEMA
         for link in made.links or ():

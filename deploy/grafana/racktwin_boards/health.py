@@ -113,7 +113,7 @@ _BREAKER = Panel(
     width=6,
 )
 _READINGS = Panel(
-    "Readings that are good, of those ever heard",
+    "Readings that are good, of those ever reported",
     "lines",
     (Query(f"min by (table) (instance_table:racktwin_readings_good:ratio{{{DAEMON}}})", "{{table}}"),),
     good="100 %.",

@@ -61,8 +61,8 @@ class Panel:
     @property
     def description(self) -> str:
         """The text behind the panel's mark."""
-        told = f"Good: {self.good}\n\nElse: {self.otherwise}"
-        return f"{told}\n\nThresholds: {self.source}" if self.source else told
+        text = f"Good: {self.good}\n\nElse: {self.otherwise}"
+        return f"{text}\n\nThresholds: {self.source}" if self.source else text
 
 
 def each(metric: str, *by: str, where: str = DAEMON) -> str:
@@ -70,9 +70,9 @@ def each(metric: str, *by: str, where: str = DAEMON) -> str:
     return f"max by ({', '.join(by)}) ({metric}{{{where}}})"
 
 
-def built(panel: Panel, number: int) -> AnyPanel:
+def sdk_panel(panel: Panel, number: int) -> AnyPanel:
     """The panel as the SDK has it."""
-    out = _drawn(panel)
+    out = _plot(panel)
     out = out.id(number).title(panel.title).description(panel.description).datasource(SOURCE)
     out = out.unit(panel.unit).span(panel.width).height(panel.height)
     out = out.thresholds(
@@ -105,7 +105,7 @@ def _drill_down(board: str) -> build.DashboardLink:
     return build.DashboardLink(f"{board.capitalize()} of this rack").url(url)
 
 
-def _drawn(panel: Panel) -> AnyPanel:
+def _plot(panel: Panel) -> AnyPanel:
     latest = shared.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
     by_step = build.FieldColor().mode(dashboard.FieldColorModeId.THRESHOLDS)
     by_name = build.FieldColor().mode(dashboard.FieldColorModeId.PALETTE_CLASSIC)

@@ -62,7 +62,7 @@ PARTS_APART: dict[str, Callable[[bool, Path, Callable[[str], None]], Figures]] =
     "power": power.measure_power,
     "page": page.measure_page,
 }
-# What the table shows: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
+# Columns of the table: (title, key, factor); a key ending in `_ms` is shown as p50 / p99 / max.
 ROWS: tuple[tuple[str, str, float], ...] = (
     *((f"{part}, ms", f"{part}_ms", 1.0) for part in PARTS),
     ("take + trace + tick + journal, ms", "take_trace_tick_journal_ms", 1.0),

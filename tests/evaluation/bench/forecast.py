@@ -44,7 +44,7 @@ QUICK = (
     ForecastLoad("loop", 4, rounds=10),
 )
 STATISTICS = ("sklearn", "statsmodels", "pandas", "scipy", "torch")
-# What the daemon's process imports, the models last but for what runs them.
+# Imports of the daemon's process, the models last but for what runs them.
 _START = f"""
 import json, sys, time
 import twin.contracts.contracts, twin.engine.engine, twin.engine.snapshot

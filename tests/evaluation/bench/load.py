@@ -30,7 +30,7 @@ MAX_CAP_W, ASKED_W = 1200.0, 1000.0
 OVERHEAD_W = 24_000.0  # of a rack, beside its GPUs
 LIQUID_SHARE = 0.9
 COUNTERS = ("energy_mj", "throttle_power_ns")
-# What a GPU under load reports: (mean, spread from one GPU to another, noise from one second to the next), in
+# Readings of a GPU under load: (mean, spread from one GPU to another, noise from one second to the next), in
 # the signal's unit. Means are those of a busy training job; the noise is an estimate for averages over 1 s.
 GAUGES: dict[str, tuple[float, float, float]] = {
     "power_w": (880.0, 15.0, 5.0), "temp_c": (52.0, 2.0, 0.5), "hbm_temp_c": (60.0, 2.0, 0.5),

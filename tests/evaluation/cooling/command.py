@@ -76,10 +76,8 @@ def _say(told: dict[str, Any], out: Console) -> None:
     if told["leak_kinds"]:
         leaks = [[str(r["kind"]), *(short(r[key]) for key in list(r)[1:])] for r in told["leak_kinds"]]
         out.print(table(f"simulated: leaks, draw {told['draw']}", LEAK_HEADS, leaks))
-        out.print(
-            "command: after the second detector of a rack is wet. after reading: after the twin has read it. "
-            "loss told: coolant that is missing."
-        )
+        out.print("command: after a second detector is wet; after reading: after the twin has read it so;")
+        out.print("loss told: coolant that is missing.")
     if not told["kinds"]:
         return
     rows = [[str(row["kind"]), *(short(row[key]) for key in list(row)[1:])] for row in told["kinds"]]

@@ -21,7 +21,7 @@ from twin.engine import Engine
 from twin.site import Site
 
 FORECAST = "forecast"
-# What is true of the plant: a row waits for a reset, a supply gives nothing, the hardware has slowed a GPU
+# The true state of the plant: a row waits for a reset, a supply gives nothing, the hardware has slowed a GPU
 STATES = ("row_remap_pending", "psu", "thermal_slowdown")
 MOST = 200_000
 

@@ -186,7 +186,7 @@ class Watch:
     def take(self, engine: Engine, found: list[Finding], now_s: float) -> None:
         """Begin, extend or pause alarms by the findings of an instant."""
         wanted, down = drains(found, self.node_of), engine.health.failures.down()
-        # What is said of a node that is down is not the reason once it is back
+        # A finding on a node that is down is not the reason once it is back
         for node in [n for n, held in self._open.items() if n not in wanted or held[3] != down[n]]:
             self._close(node)
         for node in wanted:

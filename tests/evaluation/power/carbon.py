@@ -187,7 +187,7 @@ def _figures(task: CarbonWeek, site: PowerSite, plant: Plant, energy_kwh: F64) -
         "energy_mwh": float(energy_kwh.sum()) / 1e3, "tonnes": float(energy_kwh @ carbon_g) / 1e6,
         "usd": float(energy_kwh @ price), "work_high_gpu_h": float(work_h[site.high].sum()),
         "work_low_gpu_h": float(work_h[~site.high].sum()), "shaved_pu": float(shaved.mean()),
-        # What an hour of a GPU's work costs that is done later, when nothing is shaved
+        # Cost of an hour of a GPU's work that is done later, when nothing is shaved
         "later_kwh_per_gpu_h": (float(energy_kwh.sum()) - idle_kwh) / max(float(work_h.sum()), 1e-9),
         "later_usd_per_kwh": float(price[later].mean()), "later_g_per_kwh": float(carbon_g[later].mean()),
         "trips": plant.trips,

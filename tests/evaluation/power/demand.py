@@ -27,7 +27,7 @@ KINDS: tuple[JobKind, ...] = ("training", "inference", "batch")
 # Of the nodes of high priority and of the others: shares of training, inference and batch. source: estimate
 MIX = ((0.5, 0.5, 0.0), (0.75, 0.0, 0.25))
 SIZES = (1, 2, 4, 8, 16)  # nodes of a job
-# How often each comes, by kind. source: estimate
+# The rate of each, by kind. source: estimate
 SIZE_PU = ((0.15, 0.25, 0.25, 0.20, 0.15), (0.3, 0.4, 0.3, 0.0, 0.0), (0.8, 0.2, 0.0, 0.0, 0.0))
 HOURS = (8.0, 48.0, 2.0)  # median of a job's length; source: estimate
 HOURS_SIGMA = 0.8

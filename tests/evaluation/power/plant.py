@@ -109,7 +109,7 @@ class Plant:
         self._dark_before = self.dark
         self.step(0)
 
-    # What is so now
+    # The present state
 
     @property
     def gpu_w(self) -> F64:

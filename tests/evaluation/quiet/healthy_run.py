@@ -125,7 +125,7 @@ def _driven(
         if run.load == "replaced":
             return _replacing(simulation, timeline.reboots, counts)
     if run.load == "response":
-        return _at(run.seconds // 3, lambda: simulation.tell(load_target(run, simulation)))
+        return _at(run.seconds // 3, lambda: simulation.inject(load_target(run, simulation)))
     if run.load == "changed":
 
         def change() -> None:
@@ -154,7 +154,7 @@ def _replacing(
     def drive(second: int) -> None:
         while away and second >= int(away[0][2]) - 2:
             node = away.pop(0)[0]
-            simulation.tell(*replace_gpus(plant, node))
+            simulation.inject(*replace_gpus(plant, node))
             if counts is not None:
                 counts.replace("replaced", "gpu", plant.site.node_of_gpu == node)
 

@@ -235,7 +235,7 @@ def test_a_demand_response_asks_for_less_than_is_drawn_for_a_third_of_the_run() 
     target = load_target(run, simulation)
     assert 0.0 < target.limit_w < float(simulation.plant.truth.rack_power_w.sum())
     assert simulation.now_ns < target.start_ns < target.end_ns == simulation.now_ns + 20 * 10**9
-    simulation.tell(target)
+    simulation.inject(target)
     simulation.step()
     assert len(simulation.engine.intake.load_targets.dump()) == 1
 

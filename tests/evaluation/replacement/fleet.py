@@ -20,7 +20,7 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 NODES, GPUS = 1024, 8  # source: the goal of the project
 DEPTH = 8  # faults of a chain that are drawn; beyond, a repair cures
 
-# What follows a return from repair, fitted by maximum likelihood (two exponentials beside a constant rate,
+# Failures after a return from repair, fitted by maximum likelihood (two exponentials beside a constant rate,
 # censored at the end) to the 195 repairs that ended before day 120, of which 100 were followed by a fault of
 # the same node. source: gpu-server-faults (InfiniteHBD-Trace, Apache-2.0), days before 120
 AGAIN_PU = (0.228, 0.234)

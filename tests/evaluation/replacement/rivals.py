@@ -182,7 +182,7 @@ class Oracle:
         here = nodes.work != MENDED
         done = self.lemon & ~nodes.lemon & (nodes.work == 0)
         self.lemon &= ~done
-        # What was to come to the old node will not come to the new one
+        # The faults that were due at the old node will not come to the new one
         self.place[done], self.next_s[done] = nodes.first[:-1][done], -1.0
         goes = self.lemon & here & (nodes.work == 0)
         leave = here & busy & (left_s <= self.LEAVE_S) & (left_s > 0)

@@ -75,10 +75,10 @@ def storm_spec() -> SiteSpec:
 class FieldPlant(LivePlant):
     """The BMS and what is measured; requests to agents are for the agents."""
 
-    def hear(self, message: Message, retained: bool = False) -> None:
+    def receive(self, message: Message, retained: bool = False) -> None:
         """See LivePlant."""
         if not message.topic.startswith(self._requests):
-            super().hear(message, retained)
+            super().receive(message, retained)
 
 
 class PlantDevices:
@@ -192,7 +192,7 @@ class Field:
                 client.publish(out.topic, out.payload, 1 if out.kept else 0)
 
     def _hear(self, topic: str, payload: bytes) -> None:
-        self.live.hear(Message(wall_ns(), topic, payload))
+        self.live.receive(Message(wall_ns(), topic, payload))
 
     def _work(self) -> None:
         """Loads of jobs come and go; now and then all of them at once."""

@@ -35,7 +35,7 @@ from twin.ledger import HOUR_NS, HourRecord, decode_hour, statement
 from twin.run import OPEN, Entry, closed_segments, last_line
 
 DAY_NS = 86_400 * NS
-FRESH_S = 10.0  # an account this old is told again, so that many screens cost no more than one
+FRESH_S = 10.0  # an account this old is made again, so that many screens cost no more than one
 MOST_BYTES = 256 * 2**20  # of the journal, for one day; what lies before is left out, and said to be
 CAPS = ("gpu.power_cap_w", "node.power_cap_w")
 SERVICE = "node.service_level"
@@ -172,7 +172,7 @@ class DayReader:
         try:
             entry = msgspec.json.decode(line, type=Entry)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return  # `racktwin journal verify` tells of it
+            return  # `racktwin journal verify` reports that
         self.count.take(entry.record, entry.now_ns)
 
 

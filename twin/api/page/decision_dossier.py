@@ -221,18 +221,18 @@ class DossierReader:
         kinds = frozenset({"failed", "lapsed", "command", "acks", "finding"})
         until_ns = max(command.deadline_ns, line.now_ns) + MARGIN_NS
         around = [*self.lines(JournalQuery(line.now_ns - MARGIN_NS, until_ns, kinds=kinds))][::-1]
-        told: dict[str, tuple[JournalLine, str]] = {}
+        outcomes: dict[str, tuple[JournalLine, str]] = {}
         for found in around:
-            if found.seq > line.seq and (state := self._told(found, command.control, entity)):
-                told.setdefault(state, (found, sentence(found.record, self.live.engine.site)))
+            if found.seq > line.seq and (state := self._outcome(found, command.control, entity)):
+                outcomes.setdefault(state, (found, sentence(found.record, self.live.engine.site)))
         if (phase := self._next_phase(line, entity)) is not None:
-            told["next phase"] = phase, sentence(phase.record, self.live.engine.site)
+            outcomes["next phase"] = phase, sentence(phase.record, self.live.engine.site)
         if (answered := _answered(line, command, around)) is not None:
             many = f"{len(command.index):,}"
-            told["answered"] = answered, f"{many} of {many} answered done; the read-back is not recorded"
+            outcomes["answered"] = answered, f"{many} of {many} answered done; the read-back is not recorded"
         for state in OUTCOMES:
-            if state in told:
-                found, text = told[state]
+            if state in outcomes:
+                found, text = outcomes[state]
                 return {"state": state, "at_ns": found.now_ns, "text": text, "at": found.at}
         deadline = f"{utc(command.deadline_ns, '%H:%M:%S')} UTC"
         over = command.deadline_ns <= self.live.engine.state.now_ns
@@ -243,7 +243,7 @@ class DossierReader:
         )
         return {"state": "not recorded", "at_ns": None, "text": text, "at": None}
 
-    def _told(self, line: JournalLine, control: str, entity: tuple[str, int, str] | None) -> str:
+    def _outcome(self, line: JournalLine, control: str, entity: tuple[str, int, str] | None) -> str:
         """Return the state of a command on an entity in a line; "" if the line has none."""
         record = line.record
         if entity is None:

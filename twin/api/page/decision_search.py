@@ -20,7 +20,7 @@ from aiohttp import web
 
 from twin.api.answers import Refused
 from twin.api.runtime import MAX_TEXT, QUIET_KINDS, JournalLine, Runtime, is_routine
-from twin.api.scopes import job_of, meant
+from twin.api.scopes import job_of, suggestion
 from twin.catalogue import I32, TABLES, StorageError, clean, utc
 from twin.contracts import EventRecord, SiteRecord, below
 from twin.run import FOREVER_NS, JournalQuery, JournalWalk, WalkedLine, journal_begin
@@ -212,7 +212,7 @@ def scope_of(live: Runtime, name: str, inside: bool = False, several: bool = Fal
     if live.run_dir and tabled:  # of a site that was: by its name alone
         return DecisionScope((head, -1, tail), inside)
     gone = f". For an ended job write job:{name}; for a removed place TABLE:{name}."
-    hint = meant(live, name) or (clean(gone, 300) if live.run_dir else "")
+    hint = suggestion(live, name) or (clean(gone, 300) if live.run_dir else "")
     raise Refused(404, f"no entity {clean(name, 120)} on this site{hint}")
 
 

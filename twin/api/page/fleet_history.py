@@ -113,7 +113,7 @@ async def beside(work: Callable[[], T]) -> T:
     """Run `work` in a thread that the end of the daemon does not wait for; its result."""
     loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
-    def tell(result: Callable[[], None]) -> None:
+    def resolve(result: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(lambda: None if done.done() else result())
 
@@ -121,9 +121,9 @@ async def beside(work: Callable[[], T]) -> T:
         try:
             found = work()
         except Exception as error:
-            tell(partial(done.set_exception, error))
+            resolve(partial(done.set_exception, error))
         else:
-            tell(partial(done.set_result, found))
+            resolve(partial(done.set_result, found))
 
     threading.Thread(target=run, name="fleet-history", daemon=True).start()
     found: T = await done

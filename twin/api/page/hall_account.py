@@ -37,7 +37,10 @@ async def fleet(request: web.Request) -> web.Response:
         no_hub = "this daemon is no hub of a fleet: its site file has no rack with guaranteed_w"
         raise Refused(404, f"{no_hub}; `racktwin status` shows its site")
     found = await explanation_of(live, POLICY, "", "", {})
-    asked, pages = _asked(live), live.loaded.config.fleet.pages if live.loaded.config.fleet else {}
+    asked, pages = (
+        _standing_requests(live),
+        live.loaded.config.fleet.pages if live.loaded.config.fleet else {},
+    )
     halls = [_hall(row, asked, pages) for row in found.table("halls")]
     parts = [row | {"hall": local_name(str(row["hall"]))} for row in found.table("parts")]
     if own:
@@ -77,7 +80,7 @@ def _hall(
     }
 
 
-def _asked(live: Runtime) -> dict[str, list[dict[str, Any]]]:
+def _standing_requests(live: Runtime) -> dict[str, list[dict[str, Any]]]:
     """Return the standing requests on budgets of halls, by full name."""
     out: dict[str, list[dict[str, Any]]] = {}
     for r in live.engine.intake.requests.values():

@@ -95,7 +95,7 @@ def _holds(request: web.Request, token: Token) -> RowFilter | None:
         return None
     kind, _, own = token.name.partition(".")
     if kind not in ("tenant", "job") or not own:
-        request.app[REFUSALS].tell(sender(request), "not its own job", name=token.name, role=token.role)
+        request.app[REFUSALS].log(sender(request), "not its own job", name=token.name, role=token.role)
         raise Refused(403, f"the token {token.name} speaks for no tenant and no job; expected tenant.NAME or "
                            "job.NAME")  # fmt: skip
 

@@ -254,7 +254,9 @@ async def _run(run: SimulationRun, live: Runtime, given: Given | None) -> None:
             await asyncio.to_thread(_write_state, folder, site_file.parent, site, frozen)
             more = ["--site", str(folder / "site.yaml"), "--from", str(folder / "now.rts"),
                     *(f"--authority={name}={level}" for name, level in authority.items())]  # fmt: skip
-        run.result = await _asked(folder, run.asked, more, [str(folder), live.run_dir, str(site_file.parent)])
+        run.result = await _whatif_result(
+            folder, run.asked, more, [str(folder), live.run_dir, str(site_file.parent)]
+        )
         run.from_ns = (run.result["from"] or {}).get("now_ns", run.from_ns)
         run.state = "done"
     except asyncio.CancelledError:
@@ -298,7 +300,9 @@ def _write_scenario(folder: Path, asked: NewSimulation) -> None:
     (folder / "scenario.yaml").write_text(json.dumps(scenario), encoding="utf-8")
 
 
-async def _asked(folder: Path, asked: NewSimulation, more: list[str], hidden: list[str]) -> dict[str, Any]:
+async def _whatif_result(
+    folder: Path, asked: NewSimulation, more: list[str], hidden: list[str]
+) -> dict[str, Any]:
     """The result of `racktwin simulation whatif`; folders in `hidden` stand in no message. Raises _Failed."""
     command = [sys.executable, "-m", "twin", "simulation", "whatif", *more,
                "--scenario", str(folder / "scenario.yaml"),

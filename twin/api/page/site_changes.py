@@ -91,10 +91,10 @@ async def approve(request: web.Request) -> web.Response:
 
 async def _change(live: Runtime, profile: str | None) -> SiteChange:
     """The change that is proposed now. Raises Refused for an unknown profile."""
-    heard, path = live.describe(), Path(live.loaded.file(live.loaded.config.site))
+    description, path = live.describe(), Path(live.loaded.file(live.loaded.config.site))
     try:
         async with _ONE:
-            return await asyncio.to_thread(propose, path, heard, profile)
+            return await asyncio.to_thread(propose, path, description, profile)
     except ConfigError as error:
         raise Refused(400, "; ".join(error.problems)) from None
 

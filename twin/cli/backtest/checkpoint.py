@@ -42,7 +42,7 @@ def run_checkpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 
 def _costs(args: argparse.Namespace) -> Any:
-    """The costs of saves in a replay; a log of nodes tells nothing of what else `Asked` knows."""
+    """The costs of saves in a replay; a log of nodes says nothing about what else `Asked` knows."""
     from twin.backtest import SaveCosts
 
     check = ArgumentCheck()

@@ -97,18 +97,18 @@ def _run_new_site(args: argparse.Namespace, log: FaultLog, out: Console, err: Co
     return present(args, summary, _say_new_site, out)
 
 
-def _say_new_site(told: Mapping[str, Any], out: Console) -> None:
+def _say_new_site(report: Mapping[str, Any], out: Console) -> None:
     rows = []
     for metric, name in (("pr_auc", "PR-AUC"), ("brier", "Brier")):
-        gain = told[f"{metric}_gain"]
+        gain = report[f"{metric}_gain"]
         ends = (
             f"{100 * gain['low']:+.2g} to {100 * gain['high']:+.2g} %" if math.isfinite(gain["low"]) else "-"
         )
-        values = [number(told[who][metric]) for who in ("own", "with_prior")]
+        values = [number(report[who][metric]) for who in ("own", "with_prior")]
         rows.append([name, *values, f"{100 * gain['relative']:+.2g} %", ends])
     out.print(
-        f"{told['spans']} times the first 30 days, one day ahead: {told['positives']:,} failures in "
-        f"{told['pairs']:,} days of nodes",
+        f"{report['spans']} times the first 30 days, one day ahead: {report['positives']:,} failures in "
+        f"{report['pairs']:,} days of nodes",
         markup=False, soft_wrap=True, highlight=False,
     )  # fmt: skip
     grid(out, ("score", "own", "with the prior", "change", "90 % interval"), rows, right=range(1, 5))
@@ -143,29 +143,29 @@ def top_of(text: str, nodes: int) -> tuple[int, ...]:
     return tuple(sorted(out))
 
 
-def say(told: Mapping[str, Any], out: Console) -> None:
+def say(report: Mapping[str, Any], out: Console) -> None:
     """Tables: each forecaster's scores, the champion beside the reference, the fleet's numbers of faults."""
-    middle = told["top"][len(told["top"]) // 2]
+    middle = report["top"][len(report["top"]) // 2]
     heads = [
-        f"{Path(told['events']).name}: {told['faults']:,} faults of {told['nodes_failed']} of "
-        f"{told['nodes']:,} nodes",
-        f"scored: day {number(told['from_day'])} to {number(told['until_day'])}; lists and lead times: first "
-        f"{middle} nodes",
+        f"{Path(report['events']).name}: {report['faults']:,} faults of {report['nodes_failed']} of "
+        f"{report['nodes']:,} nodes",
+        f"scored: day {number(report['from_day'])} to {number(report['until_day'])}; lists and lead times: "
+        f"first {middle} nodes",
     ]
     for head in heads:
         out.print(clean(head, 200), markup=False, soft_wrap=True, highlight=False)
     rows = [
         _cells(h, name, s, middle)
-        for h in told["horizons"]
+        for h in report["horizons"]
         for name, s in (("champion", h), *h["methods"].items())
     ]
     grid(out, COLUMNS, rows, right=range(2, len(COLUMNS)))
-    for h in told["horizons"]:
+    for h in report["horizons"]:
         _say_beside(h, out)
-    _say_fleet(told["fleet"], out)
-    days = told["lookahead_days_checked"]
+    _say_fleet(report["fleet"], out)
+    days = report["lookahead_days_checked"]
     checked = f"{days} days were forecast again with other events after them: the same"
-    for line in (shock_words(told["shocks"]), checked):
+    for line in (shock_words(report["shocks"]), checked):
         out.print(line, style="dim", markup=False, soft_wrap=True, highlight=False)
 
 

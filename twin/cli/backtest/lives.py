@@ -96,33 +96,33 @@ def day_of(word: str | None, zero: datetime.datetime | None, default: float) -> 
     return (found - zero).total_seconds() / DAY_S
 
 
-def say_lives(told: Mapping[str, Any], out: Console) -> None:
+def say_lives(report: Mapping[str, Any], out: Console) -> None:
     """Tables: scores, one model beside another, ratios of positions, whom faults follow, lemons."""
-    step = f"{number(told['step_d'])} days"
+    step = f"{number(report['step_d'])} days"
     for line in (
-        f"{Path(told['events']).name}: {told['episodes']:,} failures of {told['assets']:,} devices at "
-        f"{told['places']:,} places",
-        f"scored: day {number(told['from_day'])} to {number(told['until_day'])} in {told['steps']} steps of "
-        f"{step}; {told['positives']:,} of {told['pairs']:,} forecasts came true",
+        f"{Path(report['events']).name}: {report['episodes']:,} failures of {report['assets']:,} devices at "
+        f"{report['places']:,} places",
+        f"scored: day {number(report['from_day'])} to {number(report['until_day'])} in {report['steps']} "
+        f"steps of {step}; {report['positives']:,} of {report['pairs']:,} forecasts came true",
     ):
         _line(out, line)
     rows = [
         [name.replace("_", " "), *(number(s[key], 4) for key in SCORES),
          number(s["precision_at_20"]), f"{s['forecast']:,.0f} / {s['came']:,}"]
-        for name, s in told["methods"].items()
+        for name, s in report["methods"].items()
     ]  # fmt: skip
     heads = ("model", "log loss", "Brier", "ECE", "PR-AUC", "ROC-AUC", "first 20", "forecast / came")
     grid(out, heads, rows, right=range(1, len(heads)))
     rows = [
         [pair.replace("_", " ").replace("/", " beside "), f"{100 * s['less']:+.1f} %",
          f"{100 * s['low']:+.1f} to {100 * s['high']:+.1f}", s["verdict"]]
-        for pair, s in told["against"].items()
+        for pair, s in report["against"].items()
     ]  # fmt: skip
     grid(out, ("log loss", "less by", "90 % interval", "the first is"), rows, right=(1, 2))
-    for level in told["positions"]:
+    for level in report["positions"]:
         _say_level(level, out)
-    _say_terms(told["terms"], told["form"] in WITH_SERIALS, out)
-    lemons = told["lemons"]
+    _say_terms(report["terms"], report["form"] in WITH_SERIALS, out)
+    lemons = report["lemons"]
     _line(out, "")
     _line(
         out,

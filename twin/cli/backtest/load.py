@@ -39,7 +39,7 @@ def run_load(args: argparse.Namespace, out: Console, err: Console) -> int:
     if not args.value_column and args.aggregate != "count":
         raise WrongCall("--value-column is missing: expected the columns of values")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is told as a note
+        warnings.simplefilter("ignore")  # of libraries, on odd data: what matters is reported as a note
         with on_cluster(args.cluster):
             return _scored(args, out, err)
 
@@ -181,9 +181,9 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
         apart_targets,
         each_cells,
         overall as mean_of,
+        published_coverage,
         score_load,
         to_best,
-        told_coverage,
     )
     from models.load import ForecastGrid
 
@@ -196,8 +196,8 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
             "other --horizons, or a smaller --from"
         )
     summary = score_load(result, pooled, held=cells)
-    for place, told in enumerate(summary):
-        told["coverage90_told"], told["told_targets"] = told_coverage(result, place, pooled)
+    for place, row in enumerate(summary):
+        row["coverage90_told"], row["told_targets"] = published_coverage(result, place, pooled)
     day = ForecastGrid(panel.step_s, tuple(c.horizon for c in result.courses)).seasons[:1]
     notes = (
         [
@@ -229,7 +229,7 @@ def scores_of(result: Any, pooled: list[int]) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def overall(scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Over all horizons alike: MASE (geometric mean), coverage (mean), the worst ratio of pinball losses.
 
     Horizons with fewer than ten targets that do not overlap are left out where others have more.
@@ -237,17 +237,17 @@ def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     from models.backtest import LEAST_BLOCKS
 
-    enough = [h for h in told if h["independent_targets"] >= LEAST_BLOCKS]
-    told = enough or told
+    enough = [h for h in scores if h["independent_targets"] >= LEAST_BLOCKS]
+    scores = enough or scores
 
     def known(key: str) -> list[float]:
-        return [h[key] for h in told if h[key] is not None and math.isfinite(h[key])]
+        return [h[key] for h in scores if h[key] is not None and math.isfinite(h[key])]
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values) if values else math.nan
 
     mase = [v for v in known("mase") if v > 0]
-    ratio = [h["pinball"] / h["pinball_persistence"] for h in told if h["pinball_persistence"] > 0]
+    ratio = [h["pinball"] / h["pinball_persistence"] for h in scores if h["pinball_persistence"] > 0]
     out = {
         "mase": math.exp(mean([math.log(v) for v in mase])) if mase else math.nan,
         "mase_worst": max(known("mase"), default=math.nan),
@@ -256,17 +256,17 @@ def overall(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for band in ("50", "90", "99"):
         for kind in ("", "_closed"):
             out[f"coverage{band}{kind}"] = mean(known(f"coverage{band}{kind}"))
-    free = [(h["independent_targets"], h["coverage90"]) for h in told if math.isfinite(h["coverage90"])]
+    free = [(h["independent_targets"], h["coverage90"]) for h in scores if math.isfinite(h["coverage90"])]
     count = sum(n for n, _ in free)
     out["coverage90_by_targets"] = sum(n * share for n, share in free) / count if count else math.nan
     out["independent_targets"] = count
     return out
 
 
-def losses(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def losses(scores: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Losses to a rival, by error (MASE > 1) or pinball loss; `series` null: all, or the only one."""
     out = []
-    for horizon in told:
+    for horizon in scores:
         each = horizon["series"].items() if len(horizon["series"]) > 1 else ()
         units = [(None, horizon), *each]
         for name, unit in units:

@@ -38,9 +38,9 @@ def _three(found: dict[str, Any]) -> str:
     )
 
 
-def say_curves(told: dict[str, Any], out: Console) -> None:
+def say_curves(report: dict[str, Any], out: Console) -> None:
     """A table of each GPU model, what is held out in words, and what the least energy costs to miss."""
-    for part in told["gpus"]:
+    for part in report["gpus"]:
         about = "the form of the curve was chosen on these" if part["chosen_on"] else "not used to choose"
         print_line(
             out,
@@ -66,8 +66,8 @@ def say_curves(told: dict[str, Any], out: Console) -> None:
                 f"90th percentile {100 * x['p90_pu']:.1f} %, worst {100 * x['worst_pu']:.1f} %",
             )
         out.print("")
-    print_line(out, f"errors: median / 90th percentile, share within {100 * told['goal_pu']:g} %")
-    for trial, about in told["trials"].items():
+    print_line(out, f"errors: median / 90th percentile, share within {100 * report['goal_pu']:g} %")
+    for trial, about in report["trials"].items():
         print_line(out, f"{trial}: seen were {about}")
 
 

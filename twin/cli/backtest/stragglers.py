@@ -48,11 +48,11 @@ def run_stragglers(args: argparse.Namespace, out: Console, _: Console) -> int:
     return 1 if wrong else 0
 
 
-def say_stragglers(told: dict[str, Any], out: Console) -> None:
+def say_stragglers(report: dict[str, Any], out: Console) -> None:
     """Each trace in words, then its tables."""
     from twin.backtest import print_table
 
-    for one in told["traces"]:
+    for one in report["traces"]:
         print_line(
             out,
             f"{one['trace']}: {one['steps']} steps of {one['stages']} stages x {one['dp_ranks']} "

@@ -61,7 +61,7 @@ def show_budgets(tree: dict[str, Any], out: Console) -> None:
 
 
 def _hall(row: dict[str, Any]) -> list[Any]:
-    heard = duration(row["age_s"]) if row["age_s"] is not None else "never"
+    age = duration(row["age_s"]) if row["age_s"] is not None else "never"
     return [
         clean(row["hall"]),
         str(row["priority"]),
@@ -73,7 +73,7 @@ def _hall(row: dict[str, Any]) -> list[Any]:
         _whole(row["gpu_count"]),
         _whole(row["gpu_out_count"]),
         _alarms(row["alarms"]) if row["heard"] else safe_text(UNKNOWN, "yellow"),
-        safe_text(f"{heard} ago" if row["heard"] else f"silent, {heard}", "" if row["heard"] else "yellow"),
+        safe_text(f"{age} ago" if row["heard"] else f"silent, {age}", "" if row["heard"] else "yellow"),
     ]
 
 

@@ -57,10 +57,10 @@ def _of_quantity(client: Client, key: str, name: str | None, first: dict[str, An
             expected |= mean is not None
         rows.append({"signal": key, "name": entity, "unit": unit, "now": now.get(entity),
                      "ahead": known_ahead(ahead, _row_s)})  # fmt: skip
-    unheard = not expected and all(r["now"] is None for r in rows)
+    is_silent = not expected and all(r["now"] is None for r in rows)
     if not any(r["ahead"] for r in rows):
         rows = []
-    return {"now_ns": answer["now_ns"], "rows": rows, "unheard": [key] if unheard else [],
+    return {"now_ns": answer["now_ns"], "rows": rows, "unheard": [key] if is_silent else [],
             "more": answer["next_offset"] is not None,
             "awaited": first.get("awaited", ""), "notes": first["notes"],
             "budgets": first["budgets"] if key == "feeder.power_w" else [],

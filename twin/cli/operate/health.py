@@ -32,7 +32,7 @@ TONES = {
 }
 SHOWN_ROWS = 20
 NAMED = {"cdu.ua": "the heat exchanger"}
-AS_IT_SHOULD_BE = "everything that is heard of it is as it should be"
+AS_IT_SHOULD_BE = "all that it reports is as it should be"
 OF_ITSELF = ("healthy", "unknown")  # levels that say nothing against a part
 
 
@@ -60,7 +60,7 @@ def show(tree: dict[str, Any], out: Console) -> None:
 
 def _site(tree: dict[str, Any], out: Console) -> None:
     head = Text(clean(tree.get("name") or tree["site"]), "bold")
-    head.append(f"  {judged(tree)}", "not bold dim")
+    head.append(f"  {judged_at_text(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     rows = []
     for part, counts in tree["parts"].items():
@@ -179,11 +179,11 @@ def _unknown(tree: dict[str, Any], out: Console) -> None:
 
 def _silence(missing: dict[str, Any]) -> str:
     never, silent, of = missing["never"], missing["silent"], missing["of"]
-    parts = ["never heard" if never == of else f"never heard of {never} in {of}"] if never else []
+    parts = ["never reported" if never == of else f"{never} never reported in {of}"] if never else []
     return ", ".join([*parts, *([f"silent now: {silent}"] if silent else [])])
 
 
-def judged(tree: dict[str, Any]) -> str:
+def judged_at_text(tree: dict[str, Any]) -> str:
     """Return the instant at which all parts were last judged."""
     age_s = tree["judged_s"]
     return "not judged yet" if age_s is None else f"judged {duration(age_s)} ago"
@@ -231,7 +231,7 @@ def show_part(tree: dict[str, Any], out: Console) -> None:
         rows.insert(0, ["ends", Text(clean(tree["ends"], 300))])
         counts = ", ".join(f"{name} {count:,}" for name, count in tree["counts"].items())
         rows.insert(1, ["counts", Text(counts or "not read")])
-        days = ", ".join(f"{told['count']:,} on {clean(told['day'])}" for told in tree["recovered"])
+        days = ", ".join(f"{day['count']:,} on {clean(day['day'])}" for day in tree["recovered"])
         never = (
             "never in the last 28 days, as far as watched" if counts else "not known: the link is not read"
         )
@@ -269,11 +269,11 @@ def _nvlinks(links: dict[str, Any]) -> Text:
 def show_equipment(tree: dict[str, Any], out: Console) -> None:
     """A CDU with its pumps, a loop, a feeder or a storage, and the entities that it serves."""
     head, table = Text(clean(tree["name"]), "bold"), tree["table"]
-    head.append(f"  {table_noun(table)}  {judged(tree)}", "not bold dim")
+    head.append(f"  {table_noun(table)}  {judged_at_text(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     plain_grid(out, [[r["name"].partition("#")[2], Text(r["level"], TONES[r["level"]]), _short(r)]
                      for r in tree["parts"]])  # fmt: skip
-    _told(tree, out)
+    _print_diagnosis(tree, out)
     out.print()
     rows = [["remaining life", Text(clean(_remaining(tree["remaining"]), 900))]]
     if table != "storage":
@@ -292,7 +292,7 @@ def _short(row: dict[str, Any]) -> Text:
     return line
 
 
-def _told(tree: dict[str, Any], out: Console) -> None:
+def _print_diagnosis(tree: dict[str, Any], out: Console) -> None:
     if tree["maintenance"]:
         out.print(Text("in maintenance: no alarms and no commands until the window closes", "yellow"))
     for d in tree["diagnosis"]:
@@ -302,14 +302,14 @@ def _told(tree: dict[str, Any], out: Console) -> None:
 def _verdict(tree: dict[str, Any], out: Console) -> None:
     kind, level = table_noun(tree["part"]), tree["level"]
     head = Text(clean(tree["name"]), "bold")
-    head.append(f"  {kind}  {judged(tree)}", "not bold dim")
+    head.append(f"  {kind}  {judged_at_text(tree)}", "not bold dim")
     out.print(head, soft_wrap=True)
     line = Text(f"This {kind} {words.LEVEL_WORDS[level]}", TONES[level])
     since = duration(tree["age_s"]) if tree["age_s"] is not None and level != "healthy" else ""
     more = f", for {since}" if since else ""
     if level == "healthy" and tree["sure_pu"] is not None and tree["sure_pu"] < 1.0:
-        heard = f"{100 * tree['sure_pu']:.0f} %"
-        more = f", as far as it is heard: {heard} of what there is to know of it"
+        known = f"{100 * tree['sure_pu']:.0f} %"
+        more = f", as far as it reports: {known} of what there is to know of it"
     if tree["sure"] and tree["action"] != "check_facility":
         more += f"; {tree['sure']} that it is the {kind} itself"
     line.append(f"{more}.", "not bold default")
@@ -322,13 +322,13 @@ def _verdict(tree: dict[str, Any], out: Console) -> None:
     if tree.get("job"):
         rows.append([Text("runs job", "dim"), Text(clean(tree["job"]))])
     plain_grid(out, rows)
-    _told(tree, out)
+    _print_diagnosis(tree, out)
 
 
 def _evidence(tree: dict[str, Any], out: Console) -> None:
     if not tree["evidence"]:
         nothing = {"healthy": AS_IT_SHOULD_BE,
-                   "unknown": "what is heard of it is too little to say either way"}  # fmt: skip
+                   "unknown": "its reports are too few to say either way"}  # fmt: skip
         out.print(Text("why  ", "dim").append(nothing.get(tree["level"], "no reason was given"), "not dim"))
         return
     out.print()
@@ -419,9 +419,9 @@ def _lemon(lemon: dict[str, Any]) -> Text:
     if lemon["is"]:
         return Text(clean("yes: " + "; ".join(lemon["why"]), 900), "yellow")
     counted = [f"{s['words']} {round(s['value'], 1):g}" for s in lemon["signals"] if s["value"]]
-    unheard = ", ".join(s["words"] for s in lemon["signals"] if s["value"] is None)
+    missing = ", ".join(s["words"] for s in lemon["signals"] if s["value"] is None)
     text = ", ".join(counted) or "nothing that counts towards one"
-    return Text(clean(f"no; in 28 days: {text}" + (f"; never reported: {unheard}" if unheard else ""), 900))
+    return Text(clean(f"no; in 28 days: {text}" + (f"; never reported: {missing}" if missing else ""), 900))
 
 
 def _remaining(rows: list[dict[str, Any]]) -> str:

@@ -71,7 +71,7 @@ def show_job(job: dict[str, Any], out: Console) -> None:
 
 def _end(end_ns: int | None, by: str | None) -> str:
     if end_ns is None:
-        return "its end is not known: it has no time limit, and does not tell what training is left"
+        return "its end is not known: it has no time limit, and does not report what training is left"
     if by == "progress":
         return f"ends {utc(end_ns)} by its own progress"
     return f"ends {utc(end_ns)} at the latest, by its time limit"

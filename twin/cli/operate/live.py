@@ -1,4 +1,4 @@
-"""The operator's commands: what a person on duty asks of a running daemon, and tells it to do.
+"""The operator's commands: questions and orders of a person on duty to a running daemon.
 
 The commands ask nothing back: what an action needs is an option, so that it can be written into a runbook.
 """
@@ -26,7 +26,7 @@ def _get(path: str, *options: str) -> Answer:
 
 
 def _post(path: str, *options: str) -> Answer:
-    """Tell it to a path, with these options as the body."""
+    """Post to a path, with these options as the body."""
     return lambda client, args: client.post(path, {name: getattr(args, name) for name in options})
 
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def _send(client: Client, args: argparse.Namespace) -> Any:
-    from twin.tables import SeriesOptions, read_series, to_tell
+    from twin.tables import SeriesOptions, outlook_of, read_series
 
     read = read_series([args.file], args.time_column, [args.value_column], SeriesOptions(zone=args.zone))
     now_ns = client.get("/outlooks", limit=1)["now_ns"]  # what is over by the daemon's clock is left out
-    body, warnings = to_tell(read, now_ns, args.file.name)
+    body, warnings = outlook_of(read, now_ns, args.file.name)
     tree = client.post("/outlooks", body | {"quantity": args.quantity, "name": args.name})
     return tree | {"warnings": warnings} if warnings else tree
 

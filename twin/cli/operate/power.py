@@ -69,8 +69,8 @@ def _target(client: Client, args: argparse.Namespace) -> Any:
     places = [p for p in places if p["kind"] == "site" or _names(p["place"], args.feeder)]
     acts = any(p["authority"] == "act" and not p["suspended"] for p in now["policies"])
     shown = [{k: p[k] for k in ("place", "kind", "load_w")} for p in places]
-    told = {"limit_w": args.limit_w, "start_ns": body["start_ns"], "site": now["site"], "acts": acts}
-    return result | told | {"places": shown}
+    terms = {"limit_w": args.limit_w, "start_ns": body["start_ns"], "site": now["site"], "acts": acts}
+    return result | terms | {"places": shown}
 
 
 def _withdraw(client: Client, args: argparse.Namespace) -> Any:

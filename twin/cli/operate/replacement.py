@@ -32,7 +32,7 @@ def _plan(client: Client, args: argparse.Namespace) -> Any:
 
 
 def run_history(args: argparse.Namespace, out: Console, *_: Console) -> int:
-    """The history as the daemon tells it, or from the files of a run, for when no daemon answers."""
+    """The history as the daemon reports it, or from the files of a run, for when no daemon answers."""
     if args.run is not None:
         tree = _of_run(args)
     else:

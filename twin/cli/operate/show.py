@@ -47,7 +47,7 @@ def show_status(tree: dict[str, Any], out: Console) -> None:
             out.print(Text(f"and {tree['alarms_total'] - 10} more: racktwin alarm list", "dim"))
     else:
         # Of what never spoke nothing is known: no alarms is then no good news.
-        out.print(Text("alarms  none", "green" if _all_heard(tree) else "yellow"))
+        out.print(Text("alarms  none", "green" if _all_reporting(tree) else "yellow"))
     out.print()
     _commanded(tree, out)
     _by_people(tree, out)
@@ -78,8 +78,10 @@ def state_words(tree: dict[str, Any]) -> str:
     if may["approve"]:
         acts += f", {' and '.join(may['approve'])} only with approval"
     age_s = tree.get("telemetry_age_s")
-    heard = "no reading has arrived yet" if age_s is None else f"the newest reading is {duration(age_s)} old"
-    return clean(f"{tree['site']}: {role}; {acts}; {heard}", 600)
+    freshness = (
+        "no reading has arrived yet" if age_s is None else f"the newest reading is {duration(age_s)} old"
+    )
+    return clean(f"{tree['site']}: {role}; {acts}; {freshness}", 600)
 
 
 def _headline(tree: dict[str, Any], out: Console) -> None:
@@ -141,7 +143,7 @@ def _well(parts: dict[str, dict[str, int]], judged: str) -> Text:
     return line
 
 
-def _all_heard(tree: dict[str, Any]) -> bool:
+def _all_reporting(tree: dict[str, Any]) -> bool:
     return all(count["heard"] == count["of"] for count in tree.get("heard", {}).values())
 
 

@@ -1,4 +1,4 @@
-"""The commands `site diff` and `site apply`: what a site's file lacks of what is heard, and its approval.
+"""The commands `site diff` and `site apply`: what reports but is missing in a site's file, and its approval.
 
 `site apply` runs on the daemon's host and writes the file with the rights of whoever calls it: a daemon that
 systemd guards may not write its own configuration.
@@ -31,7 +31,7 @@ def _show(tree: dict[str, Any], out: Console) -> None:
     for problem in tree["problems"]:
         print_line(out, f"cannot be applied: {problem}", "red")
     if not tree["diff"]:
-        print_line(out, f"{tree['file']}: nothing to add; {tree['points']} points of the BMS were heard")
+        print_line(out, f"{tree['file']}: nothing to add; {tree['points']} points of the BMS reported")
     elif not tree["problems"]:
         profile = "" if tree["profile"] == "none" else f" --profile {tree['profile']}"
         print_line(out, f"on the daemon's host: racktwin site apply {tree['digest']}{profile} --reason TEXT")
@@ -69,9 +69,9 @@ def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
     except BaseException:
         write(said["before"])
         raise
-    told = {key: said[key] for key in ("done", "file", "lines")}
+    result = {key: said[key] for key in ("done", "file", "lines")}
     return present(
-        args, told, lambda t, o: print_line(o, f"{t['file']}: {t['lines']} lines more, in force"), out
+        args, result, lambda t, o: print_line(o, f"{t['file']}: {t['lines']} lines more, in force"), out
     )
 
 

@@ -31,7 +31,7 @@ def show_sources(tree: dict[str, Any], out: Console, every: bool = False) -> Non
     """Print a row for each source, then what is not used, source by source."""
     rows = [_row(s) for s in tree["sources"]]
     heads = ("source", "readings", "last", "failed", "unused", "late by", "clock")
-    none = "no source has been heard, and none is configured"
+    none = "no source has reported, and none is configured"
     if every:
         none = "no source has this in its name: `racktwin sources` lists all"
     grid(out, heads, rows, none, right=range(1, 7))
@@ -63,7 +63,7 @@ def _row(source: dict[str, Any]) -> list[Any]:
 
 
 def rate(source: dict[str, Any]) -> str:
-    """`210/s`, or `48 each 30 s` of a source that is slower; total of one that was heard once."""
+    """`210/s`, or `48 each 30 s` of a source that is slower; total of one that reported once."""
     every_s, readings_per_s = source["every_s"], source["readings_per_s"]
     if every_s is None:
         return number(source["readings"], 6) if source["readings"] else "–"

@@ -298,7 +298,7 @@ class TopApp(App[None]):
         now_s = time.monotonic()
         if not self._overview_stands():
             return
-        why = self.mirror.silence(now_s, self.feed.heard_s)
+        why = self.mirror.silence(now_s, self.feed.received_s)
         if why and self._link_fault:
             why += f" ({self._link_fault})"
         elif not self.mirror.state and self._link_fault:

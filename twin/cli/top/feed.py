@@ -65,10 +65,10 @@ class EventParser:
 
 
 class LiveFeed:
-    """A session with a daemon. `heard_s`: when the stream last said anything, by a clock that never steps."""
+    """A session with a daemon. `received_s`: last message of the stream, by a clock that never steps."""
 
     def __init__(self, client: Client) -> None:
-        self.client, self.heard_s, self.last_id = client, 0.0, ""
+        self.client, self.received_s, self.last_id = client, 0.0, ""
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
@@ -107,7 +107,7 @@ class LiveFeed:
                     raise ApiRefused(response.status, _why(await response.read(), response.status))
                 parser = EventParser()
                 async for chunk in response.content.iter_any():
-                    self.heard_s = time.monotonic()
+                    self.received_s = time.monotonic()
                     for event in parser.feed(chunk):
                         self.last_id = event.id or self.last_id
                         yield event

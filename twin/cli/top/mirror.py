@@ -1,4 +1,4 @@
-"""Site mirror: the state of a site as the stream tells it, event by event. Without input or output.
+"""Site mirror: the state of a site as the stream reports it, event by event. Without input or output.
 
 The web application keeps the same in `live.ts`; what counts as silent is the same there.
 """
@@ -80,12 +80,12 @@ class SiteMirror:
         """Seconds since the last tick; None before the first state."""
         return self.state["ticks"]["age_s"] + now_s - self.state_s if self.state else None
 
-    def silence(self, now_s: float, heard_s: float) -> str:
-        """Return the reason for old or missing data, or "". `heard_s`: last message of the stream."""
+    def silence(self, now_s: float, received_s: float) -> str:
+        """Return the reason for old or missing data, or "". `received_s`: last message of the stream."""
         age_s = self.age_s(now_s)
         if age_s is None:
             return ""
-        silent_s = now_s - heard_s
+        silent_s = now_s - received_s
         late_s = max(LATE_S, 3 * self.state["ticks"]["every_s"])
         if silent_s > LATE_S or (age_s > late_s and silent_s > UPDATE_S):
             return f"No update from the daemon for {silent_s:.0f} s: the values shown are old"

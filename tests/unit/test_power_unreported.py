@@ -10,7 +10,13 @@ import pytest
 from policies.power_capping import carried_by, gain_of, pairs_of
 from policies.power_capping.demand import FORGET_S, Wants, wants
 from policies.power_capping.nodes import nodes_of
-from policies.power_capping.unheard import LEARNING_S, Unheard, unheard_of, waiting_places, with_unheard
+from policies.power_capping.unreported import (
+    LEARNING_S,
+    UnreportedGpus,
+    unreported_gpus,
+    waiting_places,
+    with_unreported,
+)
 from tests.support.builders import Twin
 from tests.unit.test_power_headroom import FEEDERS, HALF, PLACES, WHOLE, band, small_twin, with_bands
 from twin.catalogue import NS
@@ -24,12 +30,12 @@ def wanting(power_w: float, demand_w: float = 700.0, peak_w: float = 600.0) -> W
     return Wants(*columns, np.ones(GPUS, np.bool_))
 
 
-def unheard(never: Any, power_w: Any, learning: Any, learning_rack: Any = False) -> Unheard:
+def unheard(never: Any, power_w: Any, learning: Any, learning_rack: Any = False) -> UnreportedGpus:
     watts = np.broadcast_to(np.asarray(power_w, np.float64), (GPUS,))
     masks = (np.broadcast_to(np.asarray(x, np.bool_), (n,)) for x, n in
              ((never, GPUS), (learning, GPUS), (learning_rack, 3)))  # fmt: skip
     never_at, learning_at, rack_at = masks
-    return Unheard(never_at, watts, np.zeros(3), learning_at, rack_at, {})
+    return UnreportedGpus(never_at, watts, np.zeros(3), learning_at, rack_at, {})
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_what_a_meter_leaves_is_expected_to_rise_as_the_forecast_does(
     assert found.metered.tolist() == metered.tolist()
     assert found.waiting.tolist() == learning.tolist()
     assert np.flatnonzero(found.at_most).tolist() == list(range(8, 16))
-    got = with_unheard(view, want, found, nodes_of(view.site), np.full(GPUS, before_w), since_s)
+    got = with_unreported(view, want, found, nodes_of(view.site), np.full(GPUS, before_w), since_s)
     np.testing.assert_allclose(got.power_w, np.select([metered, learning], [power_w, 0.0], 500.0))
     np.testing.assert_allclose(got.peak_w, np.where(metered, peak_w, 600.0))
     np.testing.assert_allclose(got.demand_w, np.where(metered, demand_w, 700.0))
@@ -71,11 +77,11 @@ def test_a_peak_is_not_remembered_while_others_are_still_to_come() -> None:
     view = small_twin({"rack.power_w": 10e3}).engine.view()
     for learning, peak_w in ((True, 400.0), (False, 800.0)):
         found = unheard(True, 400.0, learning)
-        got = with_unheard(view, wanting(500.0), found, nodes_of(view.site), np.full(GPUS, 800.0), 0.0)
+        got = with_unreported(view, wanting(500.0), found, nodes_of(view.site), np.full(GPUS, 800.0), 0.0)
         assert (got.peak_w == peak_w).all()
     nobody = wanting(500.0)
     none = unheard(False, 1.0, True)
-    assert with_unheard(view, nobody, none, nodes_of(view.site), np.zeros(GPUS), 0.0) is nobody
+    assert with_unreported(view, nobody, none, nodes_of(view.site), np.zeros(GPUS), 0.0) is nobody
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_meters_tell_what_is_left_for_gpus_that_never_reported(deepest: bool, be
     carried = carried_by(view, pairs_of(site, np.zeros(4, np.bool_), False))
     want = wants(view, np.zeros(GPUS), 0.0)
     memory = {"unheard_ns": np.zeros(GPUS, np.int64), "unread_ns": np.zeros(3, np.int64)}
-    found = unheard_of(view, carried, want, np.full(3, beside_w), nodes_of(site), memory)
+    found = unreported_gpus(view, carried, want, np.full(3, beside_w), nodes_of(site), memory)
     gain = float(gain_of(site)[0])
     known_w, most_w = 4 * 500.0 * gain, 4 * MOST_W * gain
 
@@ -156,7 +162,7 @@ def test_what_is_beside_gpus_of_which_nothing_is_known_is_not_planned_with_while
     carried = carried_by(view, pairs_of(view.site, np.zeros(4, np.bool_), False))
     memory = {"unheard_ns": np.zeros(GPUS, np.int64), "unread_ns": np.zeros(3, np.int64)}
     want, beside_w = wants(view, np.zeros(GPUS), 0.0), np.full(3, 12.4e3)
-    found = unheard_of(view, carried, want, beside_w, nodes_of(view.site), memory)
+    found = unreported_gpus(view, carried, want, beside_w, nodes_of(view.site), memory)
     assert found.other_w.tolist() == [12.4e3, 12.4e3, 0.0]
     assert np.flatnonzero(found.waiting).tolist() == list(range(9, 24))
     assert np.flatnonzero(found.metered).tolist() == list(range(8))
@@ -167,11 +173,11 @@ def test_the_learning_time_begins_with_the_first_report_of_anything() -> None:
     twin = small_twin({})
     memory: Any = {"unheard_ns": np.zeros(GPUS, np.int64), "unread_ns": np.zeros(3, np.int64)}
 
-    def looked(twin: Twin) -> Unheard:
+    def looked(twin: Twin) -> UnreportedGpus:
         view = twin.engine.view()
         carried = carried_by(view, pairs_of(twin.site, np.zeros(4, np.bool_), False))
         want = wants(view, np.zeros(GPUS), 0.0)
-        return unheard_of(view, carried, want, np.zeros(3), nodes_of(twin.site), memory)
+        return unreported_gpus(view, carried, want, np.zeros(3), nodes_of(twin.site), memory)
 
     found = looked(twin)
     assert found.learning.all()
