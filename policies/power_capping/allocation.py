@@ -82,7 +82,7 @@ def allocate(devices: Devices, budgets: Budgets, n_group: int) -> Allocated:
     carried_w = carried(group_of, power_w)
     hungry = (devices.room_w > 0) & (devices.weight > 0)
     for priority in _classes(devices.priority, hungry):
-        mine = np.flatnonzero(hungry & (devices.priority == priority))
+        mine = _rows_of(hungry & (devices.priority == priority))
         group, room_w, weight = group_of[mine], devices.room_w[mine], devices.weight[mine]
         left_w = np.maximum(budgets.limit_w - carried_w, 0.0)
         level = _levels(group, room_w, weight, pairs, left_w, n_group)
@@ -100,9 +100,16 @@ def _classes(priority: I32, hungry: Bool) -> list[int]:
     if high - low > MOST_COUNTED:
         found: list[int] = np.unique(priority[hungry]).tolist()
         return found[::-1]
+    if low == high:
+        return [low]
     counts = np.bincount(priority.astype(np.int64) - low, hungry)  # quicker than to sort them
     found = (np.flatnonzero(counts) + low).tolist()
     return found[::-1]
+
+
+def _rows_of(mask: Bool) -> I64 | slice:
+    """Rows of a mask [n] as an index; all rows, which need no copies, where it has all."""
+    return slice(None) if mask.all() else np.flatnonzero(mask)
 
 
 class _Curves:
@@ -113,12 +120,11 @@ class _Curves:
         self.top = float(full.max())
         self._scale = 1.0 / (self.top * (1.0 + 1e-9))
         key = group + full * self._scale
-        order = np.argsort(key, kind="stable")  # quickest where devices come group by group, as they do
+        # Sorting is quickest where devices come group by group, as they do; in many groups all are alike
+        order = slice(None) if (key[1:] >= key[:-1]).all() else np.argsort(key, kind="stable")
         self._key = key[order]
-        self._room_w = np.concatenate([[0.0], np.cumsum(room_w[order])])
-        self._weight = np.concatenate([[0.0], np.cumsum(weight[order])])
-        count = np.bincount(group, minlength=n_group)
-        self._first = np.concatenate([[0], np.cumsum(count)])
+        self._room_w, self._weight = _summed(room_w[order]), _summed(weight[order])
+        self._first = _summed(np.bincount(group, minlength=n_group))
 
     def full_w(self) -> F64:
         """Return the power of each group at full room [n_group]."""
@@ -140,6 +146,13 @@ class _Curves:
             self._scale,
         )
         return power_w, slope
+
+
+def _summed(values: np.ndarray) -> np.ndarray:
+    """Sums up to each of the values, and of all [n + 1]."""
+    out = np.zeros(len(values) + 1, values.dtype)
+    np.cumsum(values, out=out[1:])
+    return out
 
 
 def _levels(group: I64, room_w: F64, weight: F64, pairs: _Pairs, left_w: F64, n_group: int) -> F64:

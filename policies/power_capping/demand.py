@@ -52,6 +52,10 @@ class Wants(NamedTuple):
     peak_w: F64  # to be remembered
     capped: Bool  # can be capped here
 
+    def of_capped(self, values: F64, other: float | F64 = 0.0) -> F64:
+        """`values` [n_gpu] where GPUs can be capped, `other` elsewhere."""
+        return values if self.capped.all() else np.where(self.capped, values, other)
+
 
 class Tenant(NamedTuple):
     """The priority that its jobs have at least, and the share of the site's GPU watts that is its own."""

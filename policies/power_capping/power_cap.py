@@ -292,9 +292,9 @@ class PowerCap:
         late_w, fixed_w, held_w = (
             sums_w(carried, site.sum_by_rack("gpu", of_gpu) * gain)
             for of_gpu in (
-                np.where(want.capped & ~known, late_w, 0.0),
-                np.where(want.capped, np.where(known, late_w, 0.0), want.power_w),
-                np.where(want.capped, np.where(cap_w > 0, cap_w, want.demand_w), 0.0),
+                want.of_capped(np.where(known, 0.0, late_w)),
+                want.of_capped(np.where(known, late_w, 0.0), want.power_w),
+                want.of_capped(np.where(cap_w > 0, cap_w, want.demand_w)),
             )
         )
         left_w = (1.0 - self.margin_pu) * carried.limit_w - sums_w(carried, np.nan_to_num(other)) - fixed_w
@@ -320,7 +320,7 @@ class PowerCap:
         n, gain = min(len(left_w), site.sizes["gpu"]), gain_of(site)
 
         def of_places(gpu_w: F64) -> F64:
-            return sums_w(carried, site.sum_by_rack("gpu", np.where(want.capped, gpu_w, 0.0)) * gain)
+            return sums_w(carried, site.sum_by_rack("gpu", want.of_capped(gpu_w)) * gain)
 
         now_w = of_places(want.power_w)
         # A device that was cut cannot peak as it did, and its peak is no coincidence

@@ -508,23 +508,28 @@ class _Cuts:
         out: list[Proposal] = []
         if not len(capped):
             return out
-        named = np.flatnonzero(np.bincount(by))[:MOST_FEEDERS]
-        place = np.full(int(by.max()) + 1, len(named), np.int16)
-        place[named] = np.arange(len(named))
-        order = np.argsort(place[by], kind="stable")
-        ends = np.cumsum(np.bincount(place[by], minlength=len(named) + 1))
         commanded = np.isfinite(view.commanded(CONTROL)[capped])
-        for feeder, end, count in zip([*named.tolist(), -1], ends, np.diff(ends, prepend=0), strict=True):
-            mine = order[end - count : end]
+        for feeder, mine in _by_feeder(by):
             index, hi_w = capped[mine], cap_w[mine]
-            if not len(index):
-                continue
             who = view.site.name("feeder", feeder) if feeder >= 0 else "one of many feeders"
             why = f"{who} is or was beyond {100 * CUT_PU:.0f} % of its budget"
             # A GPU that was cut follows the release; one that stands lower by another's setting is left there
             wish_w = np.where(commanded[mine], hi_w, np.nan)
             out.append(Proposal(CONTROL, index, self.want.floor_w[index], hi_w, wish_w, why))
         return out
+
+
+def _by_feeder(by: I64) -> list[tuple[int, I64 | slice]]:
+    """Return the named feeders among `by` [k], and -1 for all others, each with its places in `by`."""
+    if (by == by[0]).all():  # one feeder above all, as a rule
+        return [(int(by[0]), slice(None))]
+    named = np.flatnonzero(np.bincount(by))[:MOST_FEEDERS]
+    place = np.full(int(by.max()) + 1, len(named), np.int16)
+    place[named] = np.arange(len(named))
+    order = np.argsort(place[by], kind="stable")
+    cuts = np.cumsum(np.bincount(place[by], minlength=len(named) + 1))[:-1]
+    parts = zip([*named.tolist(), -1], np.split(order, cuts), strict=True)
+    return [(feeder, mine) for feeder, mine in parts if len(mine)]
 
 
 def _wait_s(n: int) -> F64:

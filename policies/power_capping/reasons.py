@@ -51,7 +51,7 @@ def place_figures(
     Where the demand fits (not `short`), what GPUs may want is the most that they can draw.
     """
     demand_w, most_w = (
-        sums_w(carried, site.sum_by_rack("gpu", np.where(want.capped, x, 0.0)) * gain_of(site))
+        sums_w(carried, site.sum_by_rack("gpu", want.of_capped(x)) * gain_of(site))
         for x in (want.demand_w, want.most_w)
     )
     above_w = np.maximum(np.where(short, demand_w, most_w) - left_w, 0.0)
@@ -64,16 +64,16 @@ def kept_figures(memory: Memory, found: PlaceFigures, named: I64, now_ns: int, s
 
     A place beyond the last slot is given none.
     """
-    names = list(FIGURES)
-    earlier = {row[0]: row for row in zip(*(memory[name].tolist() for name in names), strict=True) if row[1]}
-    slots = len(memory["why_ns"])
+    names, used = list(FIGURES), np.flatnonzero(memory["why_ns"])
+    earlier = {row[0]: row for row in zip(*(memory[name][used].tolist() for name in names), strict=True)}
     rows = []
-    for place in named[:slots].tolist():
+    for place in named[: len(memory["why_ns"])].tolist():
         now, before = found.row(place, now_ns), earlier.get(place) if same_layout else None
         rows.append(now if before is None or _is_off(before, now) else before)
-    rows += [(0, 0, 0.0, 0.0, 0)] * (slots - len(rows))
-    columns = zip(*rows, strict=True) if rows else ((),) * len(names)
-    return {name: np.array(column, memory[name].dtype) for name, column in zip(names, columns, strict=True)}
+    kept: Memory = {name: np.zeros_like(memory[name]) for name in names}
+    for name, column in zip(names, zip(*rows, strict=True), strict=True) if rows else ():
+        kept[name][: len(rows)] = column
+    return kept
 
 
 def _is_off(before: tuple[int, int, float, float, int], now: tuple[int, int, float, float, int]) -> bool:

@@ -71,9 +71,9 @@ class _Devices:
 
 class _Pieces(NamedTuple):
     """Rows of the allocation [n]: the device, where in its range the piece begins and how wide it is (0..1),
-    and its rank."""
+    and its rank. `owner` is a slice where each device is one piece."""
 
-    owner: I64
+    owner: I64 | slice
     start: F64
     width: F64
     rank: I32
@@ -82,10 +82,10 @@ class _Pieces(NamedTuple):
 def shared_out(site: Site, carried: Carried, left_w: F64, want: Wants, claims: Claims) -> Shared | None:
     """Share out `left_w` [n_place], the power for the GPUs of each place; None if every demand fits."""
     gain, capped = gain_of(site), want.capped
-    all_w = sums_w(carried, site.sum_by_rack("gpu", np.where(capped, want.most_w, 0.0)) * gain)
+    all_w = sums_w(carried, site.sum_by_rack("gpu", want.of_capped(want.most_w)) * gain)
     if (all_w <= left_w).all():
         return None
-    floors_w = sums_w(carried, site.sum_by_rack("gpu", np.where(capped, want.floor_w, 0.0)) * gain)
+    floors_w = sums_w(carried, site.sum_by_rack("gpu", want.of_capped(want.floor_w)) * gain)
     left_w = np.maximum(left_w - floors_w, 0.0)
     job, mine = claims.job, claims.job >= 0
     solo, n_job = np.flatnonzero(capped & ~mine), int(job.max(initial=-1)) + 1
@@ -99,7 +99,9 @@ def shared_out(site: Site, carried: Carried, left_w: F64, want: Wants, claims: C
     first = allocate(Devices(group, pieces.rank, np.zeros(len(group)), wanted_w, room_w), budgets, n_group)
     rest_w = np.maximum(room_w - first.power_w, 0.0)
     second = allocate(Devices(group, pieces.rank, first.power_w, rest_w, room_w), budgets, n_group)
-    given = np.bincount(pieces.owner, second.power_w, len(devices.group))
+    given = second.power_w
+    if not isinstance(pieces.owner, slice):
+        given = np.bincount(pieces.owner, given, len(devices.group)).astype(np.float64)
     cap_w = np.full(len(job), np.inf)
     cap_w[solo] = want.floor_w[solo] + given[: len(solo)]
     at = np.flatnonzero(mine)
@@ -171,7 +173,7 @@ def _pieces(devices: _Devices, n_solo: int) -> _Pieces:
     plain, cut = np.flatnonzero(~special), np.flatnonzero(special)
     rank = devices.class_of * RANKS + STRAIGHT
     if not len(cut):
-        return _Pieces(plain, np.zeros(n), np.ones(n), rank.astype(np.int32))
+        return _Pieces(slice(None), np.zeros(n), np.ones(n), rank.astype(np.int32))
     of_curve = np.flatnonzero(curved[cut])
     cuts = np.tile(np.append(np.ones(PIECES), 0.0), (len(cut), 1))  # of the curve, and then 0
     bucket = np.full((len(cut), PIECES), STRAIGHT)

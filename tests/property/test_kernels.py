@@ -321,17 +321,78 @@ def named(draw: Draw, n: int) -> tuple[Any, ...]:
     return names, known, paths if draw.random() < 0.8 else [], np.zeros(len(names), np.int32)
 
 
-def commanded(draw: Draw, n: int) -> tuple[Any, ...]:
-    numbers = draw.integers(0, 10 ** draw.integers(1, 19, n))
-    texts, odd = [f"12-{number}" for number in numbers.tolist()], flags(draw, n, share=0.5 / n)
-    strange = ["", "12-", "12", "1-5", "12-+5", "12-5\n12-6", "12-1" + 18 * "0", "12-\u0663", "12-\ud800"]
-    for k in np.flatnonzero(odd).tolist():
-        texts[k] = str(draw.choice(strange)) if draw.random() < 0.9 else "12-" + 18 * "9"
-    return "12-", texts, np.ones(n, np.int64)
+def moves(draw: Draw, n: int) -> tuple[Any, ...]:
+    value, leased, read, lo, hi = (
+        np.where(flags(draw, n, share=0.4), np.nan, draw.integers(-4, 5, n) / 2.0) for _ in range(5)
+    )
+    low, high = np.sort(draw.integers(-3, 4, (2, n)).astype(np.float64), axis=0)
+    low[flags(draw, n, share=0.1)] = np.nan
+    slew_per_s = np.where(flags(draw, n), 0.0, draw.random(n))
+    return (
+        value, flags(draw, n), leased, read, low, high, floats(draw, n), lo, hi, slew_per_s, flags(draw, n),
+        1.5, float(draw.choice([0.0, 0.6])), int(draw.random() < 0.4), int(draw.integers(-1, 2)),
+        int(draw.random() < 0.4),
+    )  # fmt: skip
+
+
+def read_back(draw: Draw, n: int) -> tuple[Any, ...]:
+    value, readback = (np.where(flags(draw, n, share=0.2), np.nan, draw.integers(0, 3, n)) for _ in range(2))
+    differs_ns = np.where(flags(draw, n), 0, times(draw, n))
+    columns = times(draw, n), draw.integers(0, 7, n).astype(np.uint8), differs_ns, flags(draw, n)
+    return value, *columns, readback, times(draw, n), np.zeros(n, np.int32), 0.5, 41 * NS, 30 * NS, 10 * NS
+
+
+class Answer:
+    """An acknowledgement as a kernel reads it."""
+
+    __slots__ = ("command", "control", "generation", "id", "name", "state")
+
+    def __init__(self, **parts: Any) -> None:
+        for part, value in parts.items():
+            setattr(self, part, value)
+
+
+class OtherAnswer(Answer):
+    __slots__ = ()
+
+
+ODD_ANSWERS: dict[str, tuple[Any, ...]] = {
+    "command": ("", "12-", "12", "1-5", "12-+5", "12-5\n12-6", "12-1" + 18 * "0", "12-\u0663", "12-\ud800"),
+    "control": ("node.power_cap_w", "gpu", ""), "state": ("", "lost"),
+    "generation": (-1, 2**31, 2**70, -(2**70)),
+}  # fmt: skip
+
+
+def answered(draw: Draw, n: int) -> tuple[Any, ...]:
+    names, known, paths, place = named(draw, n)
+    states = ("accepted", "in_progress", "done", "failed")
+    numbers = draw.integers(0, 10 ** draw.integers(1, 19, len(names))).tolist()
+    many, answers = draw.choice(states, len(names)).tolist(), list[Answer]()
+    for name, number, state in zip(names, numbers, many, strict=True):
+        parts = {"id": "", "control": "gpu.power_cap_w", "command": f"12-{number}", "name": name}
+        parts["id"] = str(draw.choice(["", "7"])) if n % 2 else ""
+        answers.append(Answer(**parts, generation=int(draw.choice([0, 3, 2**31 - 1])), state=state))
+    if draw.random() < 0.5:
+        odd, part = answers[int(draw.integers(0, len(answers)))], str(draw.choice([*ODD_ANSWERS]))
+        setattr(odd, part, ODD_ANSWERS[part][int(draw.integers(0, len(ODD_ANSWERS[part])))])
+    elif draw.random() < 0.1:
+        answers[-1].__class__ = OtherAnswer
+    whole = np.ones((2, len(names)), np.int64)
+    return (
+        answers,
+        "gpu.power_cap_w",
+        "12-",
+        states,
+        known,
+        paths,
+        place,
+        *whole,
+        np.ones(len(names), np.uint8),
+    )
 
 
 DRAWN = {
-    "numbers_behind": commanded,
+    "read_answers": answered,
     "find_places": named,
     "fill_nan": filled,
     "joint": errors,
@@ -362,6 +423,8 @@ DRAWN = {
     "watch_gauges": gauges,
     "add_deviations": deviations,
     "narrow": claimed,
+    "limit_moves": moves,
+    "compare_readbacks": read_back,
     "power_at_level": levels,
 }
 

@@ -19,6 +19,7 @@ from twin.catalogue import NS, StorageError
 from twin.run import TraceReader, TraceWriter, trace
 from twin.run.trace import FORMAT, KEYFRAME_EVERY, MAGIC, Header, TraceDecoder, TraceEncoder, payloads, record
 from twin.telemetry import (
+    CommandAcked,
     Counts,
     Event,
     FaultReported,
@@ -183,6 +184,21 @@ def test_an_event_that_cannot_be_written_costs_its_frame_only() -> None:
         with pytest.raises(StorageError, match="cannot be written"):
             encoder.encode(Frame(9, T0, 1.0, frames[0].updates, (), (odd,)))
         equal(frames[2], decoder.decode(encoder.encode(frames[2])))
+
+
+@pytest.mark.parametrize(
+    "times", [1, 2, 300, trace.MANY_EVENTS, trace.MANY_EVENTS + 1, 3 * trace.MANY_EVENTS]
+)
+def test_events_are_bytes_within_the_bytes_of_their_frame(times: int) -> None:
+    """However many there are, and whatever frames came before."""
+    encoder, plain = TraceEncoder(), trace._Packed
+    for tick, number in enumerate([0, times, 3, times, 2 * times], 1):
+        events = tuple(CommandAcked(control="c", name=f"gpu{k}", generation=k, command="1-2", state="done")
+                       for k in range(number))  # fmt: skip
+        payload = encoder.encode(Frame(tick, tick * NS, 1.0, events=events))
+        packed = plain(tick, tick * NS, 1.0, False, tick == 1, [], [], [],
+                       msgspec.msgpack.encode(events) if events else b"")  # fmt: skip
+        assert zstandard.ZstdDecompressor().decompress(payload) == msgspec.msgpack.encode(packed)
 
 
 def test_a_frame_that_cannot_be_written_is_followed_by_a_keyframe() -> None:

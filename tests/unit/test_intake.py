@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -9,10 +10,11 @@ import numpy as np
 import pytest
 
 from policies.operator import Operator
-from tests.support.builders import START_NS, Twin, Wish, eight_nodes, two_racks
+from tests.support.builders import START_NS, Twin, Wish, eight_nodes, site_of, two_racks
 from tests.support.journal_bodies import bodies_of
 from twin.catalogue import NS, TABLES, pack
-from twin.engine.event_handlers import MAX_REQUESTS, MAX_SEEN
+from twin.control import ACK_STATES, Arbiter
+from twin.engine.event_handlers import MAX_REQUESTS, MAX_SEEN, Intake
 from twin.telemetry import events as ev
 
 NAN, INF, HUGE = float("nan"), float("inf"), 2**80
@@ -395,3 +397,37 @@ def test_a_strange_answer_changes_no_other(strange: str) -> None:
     pod.tick(None, *answers)
     assert pod.engine.arbiter.leases[CAP].state[:4].tolist() == [4, 1, 4, 4]
     assert sum(pod.engine.intake.counts.values()) == 1
+
+
+@pytest.mark.parametrize("seed", range(140))
+def test_answers_of_a_tick_count_as_they_do_one_by_one(seed: int) -> None:
+    """With ids that come again, entities that occur twice, other epochs, controls, names and numbers."""
+    draw, site = np.random.default_rng(seed), site_of(eight_nodes())
+    n, odd = site.sizes["gpu"], seed % 7  # a kind of oddness; 6: none
+    answers = list[ev.CommandAcked]()
+    for k in draw.permutation(n)[: draw.integers(1, n + 1)].tolist():
+        given: dict[str, Any] = {"name": site.name("gpu", k), "command": f"1-{draw.integers(0, 2)}"}
+        given |= {"generation": int(draw.integers(0, 2)), "state": str(draw.choice([*ACK_STATES]))}
+        if odd < 6 and draw.random() < 0.4:
+            before = answers[-1] if answers else acked()
+            again = {"name": before.name, "command": before.command, "generation": before.generation}
+            strange = {"id": "7"}, {"command": "2-1"}, {"control": "node.power_cap_w"}, {"name": "gpu0"}
+            given |= (*strange, {"generation": 2**40}, again)[odd]
+        answers.append(acked(**given))
+    columns = {
+        "value": np.where(draw.random(n) < 0.7, 500.0, np.nan),
+        "generation": draw.integers(0, 2, n).astype(np.int32),
+        "command": draw.integers(0, 2, n),
+    }
+    pods = [(Intake(site, {}), Arbiter(site)) for _ in range(2)]
+    for _, arbiter in pods:
+        for name, values in columns.items():
+            getattr(arbiter.leases[CAP], name)[:] = values
+    (at_once, leases), (in_turn, expected) = pods
+    told = at_once.take_acks(answers, site, leases)
+    fresh = [e for e in answers if not e.id or in_turn.is_new(e)]
+    assert told == Counter((e.control, e.state, in_turn.acked(e, site, expected) or "") for e in fresh)
+    assert pack(at_once.dump()) == pack(in_turn.dump())
+    assert at_once.counts == in_turn.counts
+    for key in (CAP, "node.power_cap_w"):
+        assert leases.leases[key].state.tolist() == expected.leases[key].state.tolist()

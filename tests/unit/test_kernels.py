@@ -61,7 +61,14 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.find_places(["a", "b"], {}, [], np.zeros(3, np.int32))
     with pytest.raises(TypeError, match="expected a list, a dict"):
         NATIVE.find_places(("a",), {}, [], np.zeros(1, np.int32))
+    number, short = np.zeros(2, np.int64), np.zeros(1, np.int64)
+    place, state = np.zeros(2, np.int32), np.zeros(2, np.uint8)
+    texts = "gpu.power_cap_w", "1-", ("done",), {}, []
     with pytest.raises(ValueError, match="do not fit"):
-        NATIVE.numbers_behind("1-", ["1-5"], np.zeros(2, np.int64))
-    with pytest.raises(TypeError, match="expected a text, a list"):
-        NATIVE.numbers_behind(b"1-", ["1-5"], np.zeros(1, np.int64))
+        NATIVE.read_answers([1, 2], *texts, place, number, short, state)
+    with pytest.raises(AttributeError, match="id"):
+        NATIVE.read_answers([1, 2], *texts, place, number, number, state)
+    with pytest.raises(TypeError, match="of kind b"):
+        NATIVE.read_answers([1, 2], *texts, place, number, number, place)
+    with pytest.raises(TypeError, match="expected a list, two texts"):
+        NATIVE.read_answers((1, 2), *texts, place, number, number, state)

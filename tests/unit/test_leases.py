@@ -10,7 +10,18 @@ import pytest
 
 from tests.support.builders import Twin, Wish, eight_nodes
 from twin.catalogue import NS, Control, find_control
-from twin.control import DONE, EXPIRED, FAILED, IN_PROGRESS, MISMATCH_S, NONE, SENT, Leases, Setpoints
+from twin.control import (
+    ACK_STATES,
+    DONE,
+    EXPIRED,
+    FAILED,
+    IN_PROGRESS,
+    MISMATCH_S,
+    NONE,
+    SENT,
+    Leases,
+    Setpoints,
+)
 from twin.control.leases import _ACK, MAX_ATTEMPTS
 from twin.telemetry import CommandAcked, EntityReplaced, JobStarted
 
@@ -441,5 +452,6 @@ def test_answers_at_once_count_as_they_do_one_by_one(seed: int) -> None:
     states = draw.choice([*_ACK], len(entity)).tolist()
     told = zip(entity.tolist(), generation.tolist(), command.tolist(), states, strict=True)
     expected = [in_turn.ack(*answer) for answer in told]
-    assert at_once.ack_all(entity, generation, command, states).tolist() == expected
+    state = np.array([ACK_STATES.index(told) for told in states], np.uint8)
+    assert at_once.ack_all(entity, generation, command, state).tolist() == expected
     assert at_once.state.tolist() == in_turn.state.tolist()

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.builders import eight_nodes, site_of
 from twin.catalogue import NS, Control, digest, find_control
-from twin.control import Arbiter, Leases, Setpoints
+from twin.control import ACK_STATES, Arbiter, Leases, Setpoints
 from twin.control.arbiter import Settlement
 from twin.control.shadow import ShadowLeases
 
@@ -125,5 +125,6 @@ def test_the_last_command_of_a_lease_is_answered_after_its_end_be_it_the_first_o
     leases.grant(Setpoints(row, np.array([500.0]), row, row), 1, T0, np.full(3, 900.0))
     leases.give_back(row, T0 + NS)
     assert leases.ack(1, 1, 1, "done")
-    assert leases.ack_all(row, row.astype(np.int64), row.astype(np.int64), ["done"]).tolist() == [True]
+    done = np.array([ACK_STATES.index("done")], np.uint8)
+    assert leases.ack_all(row, row.astype(np.int64), row.astype(np.int64), done).tolist() == [True]
     assert not leases.ack(0, 0, 0, "done"), "nothing was ever commanded here"

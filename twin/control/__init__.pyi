@@ -7,6 +7,7 @@ from .arbiter import (
 )
 from .leases import (
     ACCEPTED as ACCEPTED,
+    ACK_STATES as ACK_STATES,
     DONE as DONE,
     EXPIRED as EXPIRED,
     FAILED as FAILED,

@@ -21,7 +21,7 @@ import numpy as np
 from twin import kernels
 from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, ContractError, Control, find_control
 from twin.contracts import CommandBatch, Proposal
-from twin.control.leases import Leases, Setpoints, index_of, rows_of
+from twin.control.leases import Leases, Setpoints
 from twin.control.shadow import ShadowLeases
 from twin.site import Site
 
@@ -77,9 +77,9 @@ def check_proposal(proposal: Proposal, controls: tuple[str, ...], n: int) -> Non
     k = len(p.index)
     if not (len(p.lo) == len(p.hi) == len(p.want) == k):
         raise ContractError(f"{p.control}: index, lo, hi and want differ in length")
-    if k and (p.index[0] < 0 or p.index[-1] >= n or (np.diff(p.index) <= 0).any()):
+    if k and (p.index[0] < 0 or p.index[-1] >= n or (p.index[1:] <= p.index[:-1]).any()):
         raise ContractError(f"{p.control}: index must be unique, ascending and below {n}")
-    if np.isnan(p.lo).any() or np.isnan(p.hi).any() or (p.lo > p.hi).any():
+    if not (p.lo <= p.hi).all():  # nor where one is NaN
         raise ContractError(f"{p.control}: lo must be <= hi, and neither NaN")
 
 
@@ -168,36 +168,27 @@ class Arbiter:
         known = ~np.isnan(readback) if known is None else known
         control, lease = done.control, self.leases[done.control.key]
         envelope = self.site.envelopes[control.key]
-        at = rows_of(~np.isnan(done.value))
-        value, leased, read = done.value[at], lease.value[at], readback[at]
-        low, high, running = envelope.low[at], envelope.high[at], ~np.isnan(leased)
-        stands = np.where(running, leased, np.where(np.isnan(read), envelope.safe[at], read))
-        protective = self._protective(control, value, stands)
-        if self.mode_of(control.key) == "held":
-            # A device without any reading may stand at its least protective end: then the move may be one.
-            unknown = ~running & ~known[at]
-            worst = high if control.protective == "low" else low
-            protective |= unknown & self._protective(control, value, worst)
-            keep = ~np.isnan(value) & ~protective
-            value[keep] = leased[keep]
-        touched = ~np.isnan(value)
-        # Jitter is not worth a command, while what stands lies inside what is asked. Judged before the slew
-        # limit, lest steps smaller than the deadband never add up.
-        inside = (leased >= done.lo[at]) & (leased <= done.hi[at])
-        same = touched & inside & (np.abs(value - leased) < envelope.deadband)
-        value[same] = leased[same]
-        # A value that stood still has not saved up any slew: the rate is per tick.
-        slew_per_s = envelope.slew_per_s[at]
-        reach = np.where(slew_per_s > 0, slew_per_s * dt_s, np.inf)
-        # A device found outside its envelope is taken to the edge at once.
-        stands = np.clip(stands, low, high)
-        slewed = touched & ~protective & np.isfinite(stands)
-        value[slewed] = np.clip(value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
-        done.value[at] = value
-        change = touched & (value != np.where(running, leased, read))
-        if not control.disruptive:
-            change &= ~protective
-        return self._contain(done, lease, index_of(at, change), readback, known)
+        change = np.empty(lease.n, np.bool_)
+        kernels.limit_moves(
+            done.value,
+            change,
+            lease.value,
+            readback,
+            envelope.low,
+            envelope.high,
+            envelope.safe,
+            done.lo,
+            done.hi,
+            envelope.slew_per_s,
+            known,
+            dt_s,
+            envelope.deadband,
+            self.mode_of(control.key) == "held",
+            {"low": -1, "high": 1}.get(control.protective, 0),
+            control.disruptive,
+        )
+        change_at = np.flatnonzero(change).astype(np.int32)
+        return self._contain(done, lease, change_at, readback, known)
 
     def protects(self, done: Settlement, readback: F64) -> Bool:
         """Mask of protective moves [n]; a device that never reported counts as standing at its worst."""

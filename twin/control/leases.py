@@ -6,17 +6,18 @@ survives a restart.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F64, I32, I64, NS, U8, Bool, Control
 from twin.telemetry import OWN, EntityState, column
 
 NONE, SENT, ACCEPTED, IN_PROGRESS, DONE, FAILED, EXPIRED = range(7)
-_ACK = {"accepted": ACCEPTED, "in_progress": IN_PROGRESS, "done": DONE, "failed": FAILED}
+ACK_STATES = ("accepted", "in_progress", "done", "failed")  # that a sink answers
+_ACK = dict(zip(ACK_STATES, (ACCEPTED, IN_PROGRESS, DONE, FAILED), strict=True))
 
 # A failed or overdue command is sent again while its lease lives, at most this often.
 MAX_ATTEMPTS = 3
@@ -34,18 +35,6 @@ class Setpoints:
     value: F64
     owner: I32
     generation: I32
-
-
-def rows_of(mask: Bool) -> I64 | slice:
-    """Rows of a mask [n] as an index, for work on few of them; all rows where the mask has many."""
-    at = np.flatnonzero(mask)
-    return at if 4 * len(at) < len(mask) else slice(None)
-
-
-def index_of(at: I64 | slice, mask: Bool) -> I32:
-    """Entities of a mask over the rows `at`, ascending."""
-    index = np.flatnonzero(mask) if isinstance(at, slice) else at[mask]
-    return index.astype(np.int32)
 
 
 class Leases(EntityState):
@@ -215,14 +204,14 @@ class Leases(EntityState):
             self.state[entity] = _ACK[state]
         return True
 
-    def ack_all(self, entity: I32, generation: I64, command: I64, states: Sequence[str]) -> Bool:
-        """Note answers on different entities of this table, each as `ack` does; mask of the noted [k]."""
+    def ack_all(self, entity: I32, generation: I64, command: I64, state: U8) -> Bool:
+        """Note answers on different entities of this table, each as `ack` does; mask of the noted [k].
+
+        `state` holds places in `ACK_STATES`.
+        """
         mine = (self.generation[entity] == generation) & (self.command[entity] == command)
         before, ended = self.state[entity], np.isnan(self.value[entity])
-        if states.count(states[0]) == len(states):  # as a rule, where a whole site answers
-            answers: U8 = np.full(len(states), _ACK[states[0]], np.uint8)
-        else:
-            answers = np.frombuffer(bytes(map(_ACK.__getitem__, states)), np.uint8)
+        answers = np.array([_ACK[name] for name in ACK_STATES], np.uint8)[state]
         moves = mine & ~ended & ((answers == DONE) | ((before != DONE) & (answers > before)))
         self.state[entity[moves]] = answers[moves]
         noted: Bool = mine & (~ended | ((command > 0) & (before == NONE)))
@@ -246,13 +235,13 @@ class Leases(EntityState):
 
     def overdue(self, now_ns: int) -> I32:
         """Commands past their deadline and not done, and refused ones that may be tried again."""
-        at = rows_of(self.running())
-        state, deadline_ns = self.state[at], self.deadline_ns[at]
+        at = np.flatnonzero(_waiting(self.state) | (self.state == FAILED)).astype(np.int32)
+        at = at[~np.isnan(self.value[at])]
+        failed, deadline_ns = self.state[at] == FAILED, self.deadline_ns[at]
         wait_ns = round(max(0.0, self.control.deadline_s - RETRY_S) * NS)
-        again = (state == FAILED) & (self.attempts[at] <= MAX_ATTEMPTS)
-        due = _waiting(state) & (deadline_ns <= now_ns)
-        due |= again & (deadline_ns - wait_ns <= now_ns)
-        return index_of(at, due & ~np.isnan(self.value[at]))
+        again = failed & (self.attempts[at] <= MAX_ATTEMPTS) & (deadline_ns - wait_ns <= now_ns)
+        due: I32 = at[again | ~failed & (deadline_ns <= now_ns)]
+        return due
 
     def retry(self, index: I32, now_ns: int) -> I32:
         """Of these, the ones to send again (same number: idempotent); the others have failed for good."""
@@ -275,23 +264,12 @@ class Leases(EntityState):
     def compare(self, readback: F64, received_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the
         command proves nothing, and what takes its time (a drain) may differ until its deadline."""
-        at = rows_of(self.running())
-        value, issued_ns, state = self.value[at], self.issued_ns[at], self.state[at]
-        running, before_ns = ~np.isnan(value), self.differs_ns[at]
-        current = running & (received_ns[at] > issued_ns)
-        differs = current & ~(np.abs(readback[at] - value) <= tolerance)
-        self.seen[at] |= current & ~differs
-        state = np.where(current & ~differs & _waiting(state), DONE, state).astype(np.uint8)
-        self.state[at] = state
-        time_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS)
-        differs &= ~(_waiting(state) & (now_ns - issued_ns < time_ns))
-        since = np.where(before_ns == 0, now_ns, before_ns)
-        # Until the device has spoken after a command, an alarm neither begins nor ends.
-        waiting = np.where(running & ~current, before_ns, 0)
-        since = np.where(differs, since, waiting)
-        self.differs_ns = np.zeros(self.n, np.int64)
-        self.differs_ns[at] = since
-        return index_of(at, (since > 0) & (now_ns - since >= round(MISMATCH_S * NS)))
+        slow_ns, wait_ns = round(max(0.0, self.control.deadline_s - MISMATCH_S) * NS), round(MISMATCH_S * NS)
+        columns = self.value, self.issued_ns, self.state, self.differs_ns, self.seen
+        off = np.empty(self.n, np.int32)
+        times = now_ns, slow_ns, wait_ns
+        found: I32 = off[: kernels.compare_readbacks(*columns, readback, received_ns, off, tolerance, *times)]
+        return found.copy()
 
     def unread(self, received_ns: I64, wait_s: F64, now_ns: int, resumed_ns: int = 0) -> I32:
         """Answered commands without a read-back for so long [n], or no longer.

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from twin import kernels
-from twin.catalogue import F64, I32, NS, TABLES, Bool, digest, find_control, unpack
+from twin.catalogue import F64, I32, NS, TABLES, digest, find_control, unpack
 from twin.contracts import (
     ApprovalDroppedRecord,
     ApprovalExpiredRecord,
@@ -33,7 +33,7 @@ from twin.contracts import (
     RequestExpiredRecord,
     brief_event,
 )
-from twin.control import MOST_HANDOVER_S, Arbiter
+from twin.control import ACK_STATES, MOST_HANDOVER_S, Arbiter
 from twin.engine.identity import Identities
 from twin.engine.job_reports import checkpoint_reported, job_ended, job_started
 from twin.engine.outlook import Outlooks
@@ -249,52 +249,59 @@ class Intake:
         self, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter
     ) -> Counter[tuple[str, str, str]]:
         """Note sinks' answers in their order; how many by control, state, and reason why not ("": noted)."""
+        key = events[0].control
+        if (counts := self._noted_at_once(key, events, site, arbiter)) is not None:  # as a rule
+            return counts
         out: Counter[tuple[str, str, str]] = Counter()
-        fresh = [e for e in events if not e.id or self.is_new(e)]
-        keys, by_control = [e.control for e in fresh], dict[str, list[ev.CommandAcked]]()
-        if fresh and keys.count(keys[0]) == len(keys):
-            by_control[keys[0]] = fresh
-        else:
-            for event in fresh:
+        by_control: dict[str, list[ev.CommandAcked]] = {}
+        for event in events:
+            if not event.id or self.is_new(event):
                 by_control.setdefault(event.control, []).append(event)
         for key, mine in by_control.items():
-            states = [event.state for event in mine]
-            noted = self._noted_at_once(key, mine, states, site, arbiter)
-            if noted is not None and noted.all():
-                counts = Counter({(state, ""): states.count(state) for state in sorted(set(states))})
-            else:
-                if noted is None:
-                    whys = [self.acked(event, site, arbiter) or "" for event in mine]
-                else:
-                    whys = ["" if one else SUPERSEDED for one in noted.tolist()]
-                counts = Counter(zip(states, whys, strict=True))
-            out.update({(key, state, why): many for (state, why), many in counts.items()})
+            counts = self._noted_at_once(key, mine, site, arbiter, known=True)
+            if counts is None:
+                counts = Counter((key, e.state, self.acked(e, site, arbiter) or "") for e in mine)
+            out.update(counts)
         return out
 
     def _noted_at_once(
-        self, key: str, events: list[ev.CommandAcked], states: Sequence[str], site: Site, arbiter: Arbiter
-    ) -> Bool | None:
-        """Apply acknowledgements of one control at once if each entity occurs once; return None otherwise.
+        self, key: str, events: list[ev.CommandAcked], site: Site, arbiter: Arbiter, known: bool = False
+    ) -> Counter[tuple[str, str, str]] | None:
+        """Apply acknowledgements of one control at once, and count them as `take_acks` does.
 
-        The mask [k] says which are about a command in force; the others are counted as stale.
+        Return None if one is of another control or matches no command of this daemon, if an entity occurs
+        twice, or if one has an id that is not `known` to be new. Those about a superseded command are counted
+        as stale.
         """
-        control = find_control(key)
+        control, n = find_control(key), len(events)
         if control is None:
             return None
-        at = site.entities(control.table, [e.name for e in events])
-        numbers = np.empty(len(events), np.int64)
-        if not kernels.numbers_behind(f"{arbiter.epoch}-", [e.command for e in events], numbers):
+        at, state = np.empty(n, np.int32), np.empty(n, np.uint8)
+        generation, number = np.empty(n, np.int64), np.empty(n, np.int64)
+        with_id = 0
+
+        def find(places: dict[str, int], paths: list[str]) -> int:
+            nonlocal with_id
+            with_id = kernels.read_answers(
+                events, key, f"{arbiter.epoch}-", ACK_STATES, places, paths, at, generation, number, state
+            )
+            return int(np.count_nonzero(at < 0))
+
+        site.look_up(control.table, find)
+        if with_id < 0 or (with_id and not known):
             return None
-        try:
-            generations = np.array([e.generation for e in events], np.int64)
-        except OverflowError:
+        site.parse_missing(control.table, at, lambda k: events[k].name)
+        ordered = np.sort(at)
+        if ordered[0] < 0 or (ordered[1:] == ordered[:-1]).any():
             return None
-        if at.min() < 0 or np.bincount(at).max() > 1 or generations.min() < 0 or generations.max() >= 2**31:
-            return None
-        noted = arbiter.leases[key].ack_all(at, generations, numbers, states)
+        noted = arbiter.leases[key].ack_all(at, generation, number, state)
         if stale := len(noted) - int(np.count_nonzero(noted)):
             self.count("stale_acks", stale)
-        return noted
+        many = np.bincount(2 * state + noted, minlength=2 * len(ACK_STATES)).reshape(-1, 2).tolist()
+        return Counter({
+            (key, name, "" if fits else SUPERSEDED): count[fits]
+            for name, count in zip(ACK_STATES, many, strict=True) for fits in (False, True) if count[fits]
+        })  # fmt: skip
 
     def acked(self, event: ev.CommandAcked, site: Site, arbiter: Arbiter) -> str | None:
         """Apply an acknowledgement of a sink; return a reason if it matches no command of this daemon."""

@@ -1137,6 +1137,75 @@ KERNEL(narrow) {
     return PyLong_FromLongLong(lost);
 }
 
+/* States of a lease (`twin.control.leases`). */
+#define LEASE_DONE 4
+#define IS_WAITING(state) ((state) >= 1 && (state) <= 3)
+
+KERNEL(limit_moves) {
+    TAKE("DBddddddddb..:::");
+    const Arg *a = args;
+    double *value = (double *)a[0].data, dt_s = a[11].number, deadband = a[12].number;
+    uint8_t *change = (uint8_t *)a[1].data, *known = (uint8_t *)a[10].data;
+    const double *leased = (double *)a[2].data, *read = (double *)a[3].data, *low = (double *)a[4].data;
+    const double *high = (double *)a[5].data, *safe = (double *)a[6].data, *lo = (double *)a[7].data;
+    const double *hi = (double *)a[8].data, *slew_per_s = (double *)a[9].data;
+    int64_t held = a[13].whole, towards = a[14].whole, disruptive = a[15].whole;
+#define PROTECTS(to, from) (towards < 0 ? (to) < (from) : towards > 0 && !disruptive && (to) > (from))
+    for (Py_ssize_t i = 0; i < n; i++) {
+        double to = value[i];
+        change[i] = 0;
+        if (to != to) continue;
+        int running = leased[i] == leased[i];
+        double stands = running ? leased[i] : read[i] != read[i] ? safe[i] : read[i];
+        int protective = PROTECTS(to, stands);
+        if (held) {
+            protective |= !running && !known[i] && PROTECTS(to, towards < 0 ? high[i] : low[i]);
+            if (!protective) to = leased[i];
+        }
+        int touched = to == to;
+        if (touched && leased[i] >= lo[i] && leased[i] <= hi[i] && fabs(to - leased[i]) < deadband) to = leased[i];
+        double reach = slew_per_s[i] > 0.0 ? slew_per_s[i] * dt_s : INFINITY;
+        stands = MAXIMUM(stands, low[i]);
+        stands = MINIMUM(stands, high[i]);
+        if (touched && !protective && isfinite(stands)) {
+            double least = stands - reach, most = stands + reach;
+            to = MAXIMUM(to, least);
+            to = MINIMUM(to, most);
+        }
+        value[i] = to;
+        change[i] = touched && to != (running ? leased[i] : read[i]) && (disruptive || !protective);
+    }
+#undef PROTECTS
+    DONE;
+}
+
+KERNEL(compare_readbacks) {
+    TAKE("dqBQBdqI.:::");
+    const Arg *a = args;
+    const double *value = (double *)a[0].data, *readback = (double *)a[5].data;
+    const int64_t *issued_ns = (int64_t *)a[1].data, *heard_ns = (int64_t *)a[6].data;
+    uint8_t *state = (uint8_t *)a[2].data, *seen = (uint8_t *)a[4].data;
+    int64_t *differs_ns = (int64_t *)a[3].data, now_ns = a[9].whole, slow_ns = a[10].whole, wait_ns = a[11].whole;
+    int32_t *at = (int32_t *)a[7].data;
+    double tolerance = a[8].number;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t since = 0;
+        if (value[i] == value[i]) {
+            int current = heard_ns[i] > issued_ns[i];
+            int agrees = current && fabs(readback[i] - value[i]) <= tolerance;
+            seen[i] |= (uint8_t)agrees;
+            if (agrees && IS_WAITING(state[i])) state[i] = LEASE_DONE;
+            int differs = current && !agrees && !(IS_WAITING(state[i]) && now_ns - issued_ns[i] < slow_ns);
+            since = differs ? (differs_ns[i] == 0 ? now_ns : differs_ns[i]) : current ? 0 : differs_ns[i];
+        }
+        differs_ns[i] = since;
+        if (since > 0 && now_ns - since >= wait_ns) at[found++] = (int32_t)i;
+    }
+    release(args, count);
+    return PyLong_FromSsize_t(found);
+}
+
 KERNEL(power_at_level) {
     TAKE("qdD*D*d*d*d*q..");
     const Arg *a = args;
@@ -1164,6 +1233,18 @@ KERNEL(power_at_level) {
     DONE;
 }
 
+/* The place of a name: the next of `paths`, or else as `known` has it, -1 for none; -2 with an error set. */
+static Py_ssize_t place_of(PyObject *name, PyObject *known, PyObject *paths, Py_ssize_t next) {
+    if (next < PyList_Size(paths)) {
+        int same = PyObject_RichCompareBool(name, PyList_GetItem(paths, next), Py_EQ);
+        if (same != 0) return same < 0 ? -2 : next;
+    }
+    PyObject *found = PyDict_GetItemWithError(known, name);
+    if (found == NULL) return PyErr_Occurred() ? -2 : -1;
+    long long at = PyLong_AsLongLong(found);
+    return PyErr_Occurred() ? -2 : at;
+}
+
 KERNEL(find_places) {
     (void)self;
     if (count != 4 || !PyList_Check(given[0]) || !PyDict_Check(given[1]) || !PyList_Check(given[2])) {
@@ -1171,7 +1252,7 @@ KERNEL(find_places) {
         return NULL;
     }
     Arg out;
-    Py_ssize_t n = PyList_Size(given[0]), paths = PyList_Size(given[2]), next = 0, missing = 0;
+    Py_ssize_t n = PyList_Size(given[0]), next = 0, missing = 0;
     memset(&out, 0, sizeof(Arg));
     if (take_array(given[3], &out, 'i', 1, __func__, 3) < 0) {
         release(&out, 1);
@@ -1180,21 +1261,14 @@ KERNEL(find_places) {
     if (out.n != n || out.k != 1) return refuse(__func__, "arrays do not fit", &out, 1);
     int32_t *place = (int32_t *)out.data;
     for (Py_ssize_t i = 0; i < n; i++) {
-        PyObject *name = PyList_GetItem(given[0], i);
-        int same = 0;
-        if (next < paths) same = PyObject_RichCompareBool(name, PyList_GetItem(given[2], next), Py_EQ);
-        long long at = next;
-        if (!same) {
-            PyObject *found = PyDict_GetItemWithError(given[1], name);
-            at = found == NULL ? -1 : PyLong_AsLongLong(found);
-        }
-        if (same < 0 || PyErr_Occurred()) {
+        Py_ssize_t at = place_of(PyList_GetItem(given[0], i), given[1], given[2], next);
+        if (at < -1) {
             release(&out, 1);
             return NULL;
         }
         missing += at < 0;
         place[i] = (int32_t)at;
-        next = at < 0 ? paths : (Py_ssize_t)at + 1;
+        next = at < 0 ? PyList_Size(given[2]) : at + 1;
     }
     release(&out, 1);
     return PyLong_FromSsize_t(missing);
@@ -1211,36 +1285,89 @@ static int64_t number_behind(const char *prefix, Py_ssize_t size, const char *te
     return number;
 }
 
-KERNEL(numbers_behind) {
-    (void)self;
-    if (count != 3 || !PyUnicode_Check(given[0]) || !PyList_Check(given[1])) {
-        PyErr_SetString(PyExc_TypeError, "numbers_behind: expected a text, a list and an array");
-        return NULL;
-    }
-    Arg out;
-    Py_ssize_t n = PyList_Size(given[1]), size, length;
-    const char *prefix = PyUnicode_AsUTF8AndSize(given[0], &size);
-    memset(&out, 0, sizeof(Arg));
-    if (prefix == NULL || take_array(given[2], &out, 'q', 1, __func__, 2) < 0) {
-        release(&out, 1);
-        return NULL;
-    }
-    if (out.n != n || out.k != 1) return refuse(__func__, "arrays do not fit", &out, 1);
-    int64_t *number = (int64_t *)out.data;
-    int all = n > 0;
-    for (Py_ssize_t i = 0; all && i < n; i++) {
-        const char *text = PyUnicode_AsUTF8AndSize(PyList_GetItem(given[1], i), &length);
-        if (text == NULL && !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
-            release(&out, 1);
-            return NULL;
+/* Attributes of answers, in this order. */
+static const char *const OF_ANSWER[] = {"id", "control", "command", "generation", "state", "name"};
+#define ANSWER_PARTS 6
+
+typedef struct {
+    PyObject *descriptor[ANSWER_PARTS];
+    descrgetfunc get[ANSWER_PARTS];
+} Parts;
+
+static int find_parts(PyObject *type, Parts *parts) {
+    for (int j = 0; j < ANSWER_PARTS; j++) {
+        parts->descriptor[j] = PyObject_GetAttrString(type, OF_ANSWER[j]);
+        if (parts->descriptor[j] == NULL) return -1;
+        parts->get[j] = (descrgetfunc)PyType_GetSlot(Py_TYPE(parts->descriptor[j]), Py_tp_descr_get);
+        if (parts->get[j] == NULL) {
+            PyErr_SetString(PyExc_TypeError, "read_answers: expected objects with slots");
+            return -1;
         }
-        PyErr_Clear(); /* half a character is no digit */
-        number[i] = text == NULL ? -1 : number_behind(prefix, size, text, length);
-        all = number[i] >= 0;
     }
-    if (!all) memset(number, 0, (size_t)n * sizeof(int64_t));
-    release(&out, 1);
-    return PyBool_FromLong(all);
+    return 0;
+}
+
+/* The place of a text in a tuple, first where the one before it was; -1 for none, -2 with an error set. */
+static Py_ssize_t place_in(PyObject *texts, PyObject *text, Py_ssize_t before) {
+    for (Py_ssize_t k = 0, m = PyTuple_Size(texts); k < m; k++) {
+        Py_ssize_t at = (before + k) % m;
+        int same = PyObject_RichCompareBool(text, PyTuple_GetItem(texts, at), Py_EQ);
+        if (same != 0) return same < 0 ? -2 : at;
+    }
+    return -1;
+}
+
+KERNEL(read_answers) {
+    (void)self;
+    if (count != 10 || !PyList_Check(given[0]) || !PyUnicode_Check(given[2]) || !PyTuple_Check(given[3]) ||
+        !PyDict_Check(given[4]) || !PyList_Check(given[5])) {
+        PyErr_SetString(PyExc_TypeError, "read_answers: expected a list, two texts, a tuple, a dict, a list and four arrays");
+        return NULL;
+    }
+    Arg out[4];
+    Py_ssize_t n = PyList_Size(given[0]), size, length, next = 0, before = 0, named = 0;
+    Parts parts;
+    memset(out, 0, sizeof(out));
+    memset(&parts, 0, sizeof(parts));
+    const char *prefix = PyUnicode_AsUTF8AndSize(given[2], &size);
+    int failed = prefix == NULL, plain = n > 0;
+    for (int j = 0; j < 4 && !failed; j++) failed = take_array(given[6 + j], &out[j], "iqqb"[j], 1, __func__, 6 + j) < 0;
+    for (int j = 0; j < 4 && !failed; j++)
+        if (out[j].n != n || out[j].k != 1) return refuse(__func__, "arrays do not fit", out, 4);
+    int32_t *place = (int32_t *)out[0].data;
+    int64_t *generation = (int64_t *)out[1].data, *number = (int64_t *)out[2].data;
+    uint8_t *state = (uint8_t *)out[3].data;
+    PyObject *type = n > 0 ? (PyObject *)Py_TYPE(PyList_GetItem(given[0], 0)) : NULL;
+    if (!failed && n > 0) failed = find_parts(type, &parts) < 0;
+    for (Py_ssize_t i = 0; i < n && plain && !failed; i++) {
+        PyObject *event = PyList_GetItem(given[0], i), *value[ANSWER_PARTS] = {NULL};
+        plain = (PyObject *)Py_TYPE(event) == type;
+        for (int j = 0; j < ANSWER_PARTS && plain && !failed; j++) {
+            value[j] = parts.get[j](parts.descriptor[j], event, type);
+            failed = value[j] == NULL;
+        }
+        if (plain && !failed) {
+            int with_id = PyObject_IsTrue(value[0]);
+            int same = PyObject_RichCompareBool(value[1], given[1], Py_EQ);
+            const char *text = PyUnicode_AsUTF8AndSize(value[2], &length);
+            if (text == NULL && PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) PyErr_Clear(); /* no digit */
+            int over = 0;
+            long long which = PyLong_AsLongLongAndOverflow(value[3], &over);
+            Py_ssize_t how = place_in(given[3], value[4], before), at = place_of(value[5], given[4], given[5], next);
+            failed = PyErr_Occurred() != NULL;
+            number[i] = text == NULL ? -1 : number_behind(prefix, size, text, length);
+            plain = same && number[i] >= 0 && over == 0 && which >= 0 && which <= INT32_MAX && how >= 0;
+            named += with_id;
+            place[i] = (int32_t)at, generation[i] = which, state[i] = (uint8_t)how;
+            before = how < 0 ? 0 : how;
+            next = at < 0 ? PyList_Size(given[5]) : at + 1;
+        }
+        for (int j = 0; j < ANSWER_PARTS; j++) Py_XDECREF(value[j]);
+    }
+    for (int j = 0; j < ANSWER_PARTS; j++) Py_XDECREF(parts.descriptor[j]);
+    for (int j = 0; j < 4 && !plain; j++) memset(out[j].data, 0, (size_t)n * (size_t)out[j].buffer.itemsize);
+    release(out, 4);
+    return failed ? NULL : PyLong_FromSsize_t(plain ? named : -1);
 }
 
 static PyMethodDef methods[] = {
@@ -1248,7 +1375,7 @@ static PyMethodDef methods[] = {
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hold_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
-    NAMED(narrow), NAMED(power_at_level), NAMED(find_places), NAMED(numbers_behind),
+    NAMED(narrow), NAMED(limit_moves), NAMED(compare_readbacks), NAMED(power_at_level), NAMED(find_places), NAMED(read_answers),
     {NULL, NULL, 0, NULL},
 };
 

@@ -23,6 +23,7 @@ MISSING_Q, UNTRUSTED_Q, ABSURD_Q, FIRST_VALID_Q = -(2**31), -(2**31) + 1, -(2**3
 GOOD, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 2, 3, 4
 # Memories of a cadence's averages, its longest lag, and the readings of its blocks (`twin.telemetry.cadence`)
 USUAL_GAPS, LAG_GAPS, MOST_LAG_S, BLOCK = 32, 8, 60.0, 64
+SENT, IN_PROGRESS, DONE = 1, 3, 4  # states of a lease (`twin.control.leases`)
 MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`
 
 
@@ -769,6 +770,93 @@ def narrow(
     return lost
 
 
+def limit_moves(
+    value: F64,
+    change: Bool,
+    leased: F64,
+    read: F64,
+    low: F64,
+    high: F64,
+    safe: F64,
+    lo: F64,
+    hi: F64,
+    slew_per_s: F64,
+    known: Bool,
+    dt_s: float,
+    deadband: float,
+    held: int,
+    towards: int,
+    disruptive: int,
+) -> None:
+    """Apply hold, deadband and slew to settled values [n], and write which count as a change; see
+    `Arbiter.limit`. `towards` tells where protection lies: -1 low, 1 high, 0 nowhere."""
+
+    def protects(to: F64, origin: F64) -> Bool:
+        if towards < 0:
+            return to < origin
+        return to > origin if towards > 0 and not disruptive else np.zeros(len(to), np.bool_)
+
+    running = ~np.isnan(leased)
+    stands = np.where(running, leased, np.where(np.isnan(read), safe, read))
+    protective = protects(value, stands)
+    if held:
+        # A device without any reading may stand at its least protective end: then the move may be one.
+        protective |= ~running & ~known & protects(value, high if towards < 0 else low)
+        keep = ~np.isnan(value) & ~protective
+        value[keep] = leased[keep]
+    touched = ~np.isnan(value)
+    # Jitter is not worth a command, while what stands lies inside what is asked. Judged before the slew
+    # limit, lest steps smaller than the deadband never add up.
+    same = touched & (leased >= lo) & (leased <= hi) & (np.abs(value - leased) < deadband)
+    value[same] = leased[same]
+    # A value that stood still has not saved up any slew: the rate is per tick.
+    reach = np.where(slew_per_s > 0, slew_per_s * dt_s, np.inf)
+    # A device found outside its envelope is taken to the edge at once.
+    stands = np.clip(stands, low, high)
+    slewed = touched & ~protective & np.isfinite(stands)
+    value[slewed] = np.clip(value[slewed], (stands - reach)[slewed], (stands + reach)[slewed])
+    change[:] = touched & (value != np.where(running, leased, read))
+    if not disruptive:
+        change &= ~protective
+
+
+def compare_readbacks(
+    value: F64,
+    issued_ns: I64,
+    state: U8,
+    differs_ns: I64,
+    seen: Bool,
+    readback: F64,
+    received_ns: I64,
+    at: I32,
+    tolerance: float,
+    now_ns: int,
+    slow_ns: int,
+    wait_ns: int,
+) -> int:
+    """Compare setpoints [n] with read-backs; see `Leases.compare`, whose columns are changed.
+
+    Writes the entities that differ for `wait_ns` into `at`, and returns their number. A command that is on
+    its way may differ for `slow_ns`.
+    """
+
+    def waiting() -> Bool:
+        return (state >= SENT) & (state <= IN_PROGRESS)
+
+    running = ~np.isnan(value)
+    current = running & (received_ns > issued_ns)
+    differs = current & ~(np.abs(readback - value) <= tolerance)
+    seen |= current & ~differs
+    state[current & ~differs & waiting()] = DONE
+    differs &= ~(waiting() & (now_ns - issued_ns < slow_ns))
+    since = np.where(differs_ns == 0, now_ns, differs_ns)
+    # Until the device has spoken after a command, an alarm neither begins nor ends.
+    differs_ns[:] = np.where(differs, since, np.where(running & ~current, differs_ns, 0))
+    found = np.flatnonzero((differs_ns > 0) & (now_ns - differs_ns >= wait_ns))
+    at[: len(found)] = found
+    return len(found)
+
+
 def power_at_level(
     group: I64,
     level: F64,
@@ -793,17 +881,6 @@ def power_at_level(
     power_w[:] = room_w[upto] - room_w[begin] + slope * level
 
 
-def numbers_behind(prefix: str, texts: list[str], numbers: I64) -> bool:
-    """Write the numbers behind `prefix` into `numbers` [k]; return False if a text is not that and 1 to 18
-    digits."""
-    numbers[:] = 0
-    digits = [text[len(prefix) :] if text.startswith(prefix) else "" for text in texts]
-    if not all(0 < len(number) <= 18 and number.isascii() and number.isdigit() for number in digits):
-        return False
-    numbers[:] = [int(number) for number in digits]
-    return True
-
-
 def find_places(names: list[str], known: dict[str, int], paths: list[str], places: I32) -> int:
     """Write the place of each name by `known` into `places` [k]: -1 for none. Returns the number of these.
 
@@ -813,3 +890,43 @@ def find_places(names: list[str], known: dict[str, int], paths: list[str], place
     del paths
     places[:] = [known.get(name, -1) for name in names]
     return int((places < 0).sum())
+
+
+def read_answers(
+    events: list[Any],
+    control: str,
+    prefix: str,
+    states: tuple[str, ...],
+    known: dict[str, int],
+    paths: list[str],
+    place: I32,
+    generation: I64,
+    number: I64,
+    state: U8,
+) -> int:
+    """Write the columns [k] of answers to commands of one control; returns how many of them have an id.
+
+    `place` is that of the name, as `find_places` gives it, `number` the 1 to 18 digits behind the `prefix` of
+    the command, `state` the place in `states`. Returns -1, and zeros in all columns, where an answer is of
+    another type or control, or is not such.
+    """
+    columns = place, generation, number, state
+    for column in columns:
+        column[:] = 0
+    digits = [e.command[len(prefix) :] if e.command.startswith(prefix) else "" for e in events]
+    if not events or not all(
+        type(e) is type(events[0])
+        and e.control == control
+        and 0 < len(behind) <= 18
+        and behind.isascii()
+        and behind.isdigit()
+        and 0 <= e.generation < 2**31
+        and e.state in states
+        for e, behind in zip(events, digits, strict=True)
+    ):
+        return -1
+    generation[:] = [e.generation for e in events]
+    number[:] = [int(behind) for behind in digits]
+    state[:] = [states.index(e.state) for e in events]
+    find_places([e.name for e in events], known, paths, place)
+    return sum(1 for e in events if e.id)

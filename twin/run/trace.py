@@ -26,6 +26,10 @@ KEYFRAME_EVERY = 57  # not 60: then each would fall into a tick in which all tha
 MAX_RECORD = 256 * 2**20
 MAX_UPDATES, MAX_CELLS = 2000, 2**27  # of one frame, of one update
 MAX_ROWS, MAX_ENTITIES = 1000, 2**25  # of one update; what a damaged record claims beyond is not believed
+# From so many events on they have a buffer of their own, so far behind its start, which is never mapped. The
+# buffer is cut there before it is filled, and a bytearray that is cut to less than half gives its memory back
+MANY_EVENTS, EVENTS_AT = 5000, 2**25
+_NO_BYTES, _MOST_HEAD = b"\xc4\x00", 5  # empty bytes in msgpack; the size of the longest head of bytes
 _EXCEPTIONS = 0.02  # share of outliers that are listed rather than widening a whole row
 _KINDS = ("i1", "i2", "i4", "i8")
 _SAME = "="  # a row whose steps are those of an earlier row of the update
@@ -34,7 +38,7 @@ _BASE_ROW = {t: {s.row: spec.by_name[s.base].row for s in spec.gauges if s.base 
              for t, spec in TABLES.items()}  # fmt: skip
 
 # msgpack, since JSON has no infinity: an operator's "no upper bound" must come back
-_events_out = msgspec.msgpack.Encoder()
+_events_out, _packed_out = msgspec.msgpack.Encoder(), msgspec.msgpack.Encoder()
 _events_in = msgspec.msgpack.Decoder(tuple[Event, ...])
 _NOT_ONE = (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError,
             RecursionError, MemoryError)  # fmt: skip
@@ -118,6 +122,9 @@ class TraceEncoder:
         self._memory = _Memory()
         self._zstd = zstandard.ZstdCompressor(level=1)
         self._since_key = KEYFRAME_EVERY
+        # Kept from frame to frame, since megabytes of new memory take longer to be mapped than to be filled;
+        # the second one for frames with many events, which begin at EVENTS_AT
+        self._buffers = bytearray(), bytearray()
 
     def header(self, header: Header) -> bytes:
         """The payload of the first record; the next frame is a keyframe."""
@@ -130,10 +137,6 @@ class TraceEncoder:
         key = changed or self._since_key >= KEYFRAME_EVERY
         since = 1 if key else self._since_key + 1
         self._since_key = KEYFRAME_EVERY
-        try:
-            events = _events_out.encode(frame.events) if frame.events else b""
-        except (OverflowError, TypeError, ValueError) as error:
-            raise StorageError(f"tick {frame.tick}: an event cannot be written: {error}") from error
         if key:
             self._memory.clear()
         # Gauges and counters of one report share their instants: those are written once.
@@ -141,11 +144,33 @@ class TraceEncoder:
         updates = [[*self._update(u), _pooled(runs, u.t_ns, frame.now_ns)] for u in frame.updates]
         counts = [[*self._count(c), _pooled(runs, c.t_ns, frame.now_ns)] for c in frame.counts]
         packed = _Packed(
-            frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key, updates, counts, list(runs), events
+            frame.tick, frame.now_ns, frame.dt_s, frame.urgent, key, updates, counts, list(runs), b""
         )
-        payload = self._zstd.compress(msgspec.msgpack.encode(packed))
+        try:
+            payload = self._zstd.compress(self._packed(packed, frame.events))
+        except (OverflowError, TypeError, ValueError) as error:
+            raise StorageError(f"tick {frame.tick}: an event cannot be written: {error}") from error
         self._since_key = since
         return payload
+
+    def _packed(self, packed: _Packed, events: tuple[Event, ...]) -> bytearray | memoryview:
+        """Return the bytes of a frame, with the bytes of `events` in place of the empty ones at its end."""
+        buffer, long = self._buffers
+        _packed_out.encode_into(packed, buffer)
+        if not events:
+            return buffer
+        end = len(buffer) - len(_NO_BYTES)
+        if len(events) <= MANY_EVENTS:
+            _events_out.encode_into(events, buffer, end + _MOST_HEAD)
+            buffer[end : end + _MOST_HEAD] = _head_of_bytes(len(buffer) - end - _MOST_HEAD)
+            return buffer
+        at = max(EVENTS_AT, end + _MOST_HEAD)
+        _events_out.encode_into(events, long, at)
+        head, out = _head_of_bytes(len(long) - at), memoryview(long)
+        start = at - len(head) - end
+        out[start : start + end] = memoryview(buffer)[:end]
+        out[start + end : at] = head
+        return out[start:]
 
     def _update(self, u: TableUpdate) -> list[Any]:
         n = len(u.t_ns) if u.entity is None else int(u.entity[-1]) + 1
@@ -312,6 +337,14 @@ def _opened(
     if rows.min() < 0 or rows.max() >= MAX_ROWS:
         raise StorageError(f"row {rows.max()} is no row of a table")
     return table, rows, entity, m, coded, starts, times
+
+
+def _head_of_bytes(size: int) -> bytes:
+    """Head of `size` bytes in msgpack."""
+    for kind, width in ((b"\xc4", 1), (b"\xc5", 2)):
+        if size < 256**width:
+            return kind + size.to_bytes(width, "big")
+    return b"\xc6" + size.to_bytes(4, "big")
 
 
 def _narrow(values: I32 | I64) -> list[Any]:

@@ -243,9 +243,20 @@ class Site:
         # several parts ask of the same events in a tick
         if self._asked is not None and self._asked[:2] == (table, names):
             return self._asked[2]
-        known = self._local.setdefault(table, {}) if table in ("node", "gpu") else {}
         index = np.empty(len(names), np.int32)
-        missing = kernels.find_places(names, known, self._whole.get(table, []), index)
+        self.look_up(table, lambda known, paths: kernels.find_places(names, known, paths, index))
+        self.parse_missing(table, index, names.__getitem__)
+        self._asked = table, names, index
+        return index
+
+    def look_up(self, table: str, find: Callable[[dict[str, int], list[str]], int]) -> None:
+        """Let `find` look for names among those that are known, and again among all if many are missing.
+
+        It gets the places of known names, and all names in order or nothing, as `kernels.find_places` does,
+        and returns how many it did not find.
+        """
+        known = self._local.setdefault(table, {}) if table in ("node", "gpu") else {}
+        missing = find(known, self._whole.get(table, []))
         if (
             table not in self._whole
             and missing > MOST_PARSED
@@ -253,13 +264,13 @@ class Site:
         ):
             self._whole[table] = paths = self._paths(table)
             known.update((path, i) for i, path in enumerate(paths))
-            missing = kernels.find_places(names, known, paths, index)
-        if missing:
-            for k in np.flatnonzero(index < 0).tolist():
-                found = self.entity(table, names[k])
-                index[k] = -1 if found is None else found
-        self._asked = table, names, index
-        return index
+            find(known, paths)
+
+    def parse_missing(self, table: str, index: I32, name_of: Callable[[int], str]) -> None:
+        """Look up one by one the names [k] that `look_up` did not find: those with -1 in `index` [k]."""
+        for k in np.flatnonzero(index < 0).tolist():
+            found = self.entity(table, name_of(k))
+            index[k] = -1 if found is None else found
 
     def _paths(self, table: str) -> list[str]:
         """Return the full paths of all nodes or GPUs."""
