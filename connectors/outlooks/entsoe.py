@@ -170,7 +170,8 @@ def xml_tree(text: bytes, where: str) -> Element:
     parser.StartDoctypeDeclHandler = refuse
     try:
         parser.Parse(text, True)
-    except expat.ExpatError as error:
+    # An encoding that Python lacks, or whose characters have several bytes, is no fault of expat's
+    except (expat.ExpatError, LookupError, ValueError) as error:
         what = "not whole" if "unclosed" in str(error) or "no element" in str(error) else "no XML"
         raise BadMessage(
             f"{where}: an answer of {len(text)} bytes that is {what}: {str(error)[:80]}"

@@ -89,6 +89,20 @@ def test_older_links_are_read_by_their_counters() -> None:
     assert found.counts[4]["errors"] == 7
 
 
+@pytest.mark.parametrize("lacks", ["NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER", dict(FIELDS)["recoveries"]])
+def test_a_library_without_the_newer_fields_reads_what_it_has(lacks: str) -> None:
+    class Older(Links):
+        def __getattr__(self, name: str) -> Any:
+            if name == lacks:
+                raise AttributeError(name)
+            return super().__getattr__(name)
+
+    older, newer = Older(12, fields=False), Older(12)
+    older.values, newer.values = {(0, 2): 9}, {(NUMBER["failures"], 2): 1}
+    assert read_links(older, "gpu").counts[2]["replays"] == 9
+    assert read_links(newer, "gpu").read == 12
+
+
 def test_a_gpu_without_links_or_an_older_library_tells_nothing() -> None:
     assert read_links(Links(0), "gpu") == GpuLinks()
     older = SimpleNamespace(NVMLError=pynvml.NVMLError, NVML_SUCCESS=0)

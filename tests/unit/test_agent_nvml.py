@@ -218,6 +218,20 @@ def test_a_gpu_that_fell_off_the_bus_loses_its_values_and_is_found_again(
     assert devices.sample(3).gpu["power_w"] == [612.345, 612.345]
 
 
+def test_a_handle_from_before_a_reset_costs_a_gpu_no_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("racktwin_agent.nvml.time", SimpleNamespace(
+        monotonic=lambda: clock[0], monotonic_ns=lambda: int(clock[0] * 1e9)))  # fmt: skip
+    nvml = FakeNvml(A, B)
+    devices = NvmlDevices(nvml=nvml)
+    nvml.errors[A] = pynvml.NVML_ERROR_INVALID_ARGUMENT
+    assert devices.sample(1).gpu["power_w"] == [None, 612.345]
+    del nvml.errors[A]
+    clock[0] = 11.0
+    found = devices.sample(2).gpu
+    assert (found["power_w"], found["temp_c"]) == ([612.345, 612.345], [61.0, 61.0])
+
+
 def test_features_that_are_missing_are_not_asked_for_again() -> None:
     nvml = FakeNvml(A)
     nvml.errors["nvmlDeviceGetTotalEccErrors"] = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -148,6 +148,8 @@ def test_the_price_in_force_is_that_of_the_last_position_so_far(points: dict[int
         (document(), "without a period"),
         (document(time_series({1: 5.0}))[:-30], "not whole"),
         (b"<html><p>busy</html>", "no XML"),
+        (b'<?xml version="1.0" encoding="x-none"?><a/>', "no XML: unknown encoding"),
+        (b'<?xml version="1.0" encoding="big5"?><a/>', "no XML: multi-byte encodings"),
         (b"", "not whole"),
         (b"<html></html>", "Publication_MarketDocument"),
         (

@@ -73,8 +73,11 @@ def read_links(nvml: Any, device: Any) -> GpuLinks:
 
 def _fields(nvml: Any, device: Any, links: Sequence[int]) -> dict[int, dict[str, int]]:
     """Return the counts of NVLink 5 by link; empty for GPUs with other links."""
-    names = (*FIELDS, ("ber", BER))
-    wanted = [(name, link, getattr(nvml, constant)) for link in links for name, constant in names]
+    # An older library lacks the newer fields
+    numbers = {name: getattr(nvml, constant, None) for name, constant in (*FIELDS, ("ber", BER))}
+    if numbers["recoveries"] is None:
+        return {}
+    wanted = [(name, link, n) for link in links for name, n in numbers.items() if n is not None]
     values = nvml.nvmlDeviceGetFieldValues(device, [(number, link) for _, link, number in wanted])
     out: dict[int, dict[str, int]] = {}
     for (name, link, _), value in zip(wanted, values, strict=False):

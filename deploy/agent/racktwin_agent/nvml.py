@@ -190,7 +190,8 @@ class NvmlDevices:
             value = query(nvml, handle)
         except nvml.NVMLError as error:
             code = getattr(error, "value", None)
-            if code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED):
+            lost = code in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+            if lost or (code == nvml.NVML_ERROR_INVALID_ARGUMENT and not self._is_valid(handle)):
                 gpu.handle, gpu.retry_s = None, time.monotonic() + RETRY_LOST_S
             elif code in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
                           nvml.NVML_ERROR_INVALID_ARGUMENT, nvml.NVML_ERROR_NO_PERMISSION):  # fmt: skip
@@ -200,6 +201,14 @@ class NvmlDevices:
             gpu.lacks.add(name)  # a library or driver older than the query
             return None
         return value if isinstance(value, int | float) and value >= -1e6 else None
+
+    def _is_valid(self, handle: Any) -> bool:
+        """Return False for a handle from before a reset: every query refuses it, whatever the GPU has."""
+        try:
+            self.nvml.nvmlDeviceGetPciInfo(handle)
+        except self.nvml.NVMLError:
+            return False
+        return True
 
     def _is_there(self, gpu: _Gpu) -> bool:
         """Return True if the GPU answers; looks for a lost GPU periodically, as after a reset."""
