@@ -191,6 +191,9 @@ class FlexAgent:
             feed.breach = None
             return [self._alert(tag, breach, "resolved", now, now_ns, ())]
         breach.target, breach.within_ns = target, 0
+        # What meters err by proves nothing, nor does a load that still comes down to a new limit
+        if not over or now_ns - feed.tightened_ns < GRACE_S * NS:
+            return []
         severity = _severity(excess_w, target)
         worse = severity == "critical" and breach.severity != "critical"
         lasts = not breach.escalated and now_ns - breach.since_ns >= ESCALATE_S * NS

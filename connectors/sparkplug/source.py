@@ -43,6 +43,7 @@ class _Edge:
 
     seq: int = -1
     bd_seq: int | None = None
+    silent_ns: int = 0  # when a birth or death last turned readings into none
     parts: dict[str, _Metrics] = field(default_factory=dict)
 
     def fed(self, device: str) -> set[tuple[str, int, str]]:
@@ -105,12 +106,12 @@ class SparkplugDecoder:
         if kind == "DDEATH":
             self.counts["deaths"] += 1
             gone = self._drop(edge, device)
-            return self._silence(gone, message.t_ns)
+            return self._silence(edge, gone, message.t_ns)
         labels = {"group": group, "node": node, "device": device}
         if kind == "DBIRTH":
             gone = self._announce(edge, device, payload)
-            out = self._read(edge, device, payload, labels, message.t_ns)
-            return [*self._silence(gone - edge.fed(device), message.t_ns), *out]
+            out = self._read(edge, device, payload, labels, message.t_ns, edge.silent_ns)
+            return [*self._silence(edge, gone - edge.fed(device), message.t_ns), *out]
         part = edge.parts.get(device)
         if (part is None or part.lost) and not any(m.name and m.datatype for m in payload.metrics):
             self.counts["unborn"] += 1
@@ -128,8 +129,9 @@ class SparkplugDecoder:
         edge.bd_seq = _bd_seq(payload)
         self._announce(edge, "", payload)
         self.wants_rebirth.pop(f"{PREFIX}{name[0]}/NCMD/{name[1]}", None)
-        out = self._read(edge, "", payload, {"group": name[0], "node": name[1], "device": ""}, t_ns)
-        return [*self._silence(gone - edge.fed(""), t_ns), *out]
+        labels = {"group": name[0], "node": name[1], "device": ""}
+        out = self._read(edge, "", payload, labels, t_ns, edge.silent_ns)
+        return [*self._silence(edge, gone - edge.fed(""), t_ns), *out]
 
     def _node_died(self, edge: _Edge, payload: Payload, t_ns: int) -> list[Reading | Block] | Ignored:
         number = _bd_seq(payload)
@@ -141,7 +143,7 @@ class SparkplugDecoder:
         for device in list(edge.parts):
             gone |= self._drop(edge, device)
         edge.seq, edge.bd_seq = -1, None
-        return self._silence(gone, t_ns)
+        return self._silence(edge, gone, t_ns)
 
     def _follow(self, edge: _Edge, payload: Payload, ask: str) -> None:
         """Check that no message of the node was missed."""
@@ -187,15 +189,25 @@ class SparkplugDecoder:
         return part.fed
 
     def _read(
-        self, edge: _Edge, device: str, payload: Payload, labels: dict[str, str], t_ns: int
+        self,
+        edge: _Edge,
+        device: str,
+        payload: Payload,
+        labels: dict[str, str],
+        t_ns: int,
+        since_ns: int = 0,
     ) -> list[Reading | Block]:
+        """Return the readings of a payload. A birth says what holds at it, however long ago a value changed:
+        it counts from `since_ns` at least, or it would be older than the silence before it."""
         part = edge.parts.get(device) or _Metrics()
         samples: list[SeriesSample] = []
         for metric in payload.metrics:
             name = metric.name or (part.by_alias.get(metric.alias, "") if metric.alias is not None else "")
             datatype = metric.datatype or part.datatype.get(name, 0)
             if name and datatype:
-                samples.append(SeriesSample(name, labels, metric.value(datatype), _instant(metric, payload)))
+                at_ns = _instant(metric, payload)
+                at_ns = None if at_ns is None else max(at_ns, since_ns)
+                samples.append(SeriesSample(name, labels, metric.value(datatype), at_ns))
         readings = self._table.read(samples, t_ns)
         if readings:
             part.fed.update((r.table, r.entity, r.signal) for r in readings)
@@ -203,7 +215,9 @@ class SparkplugDecoder:
         return packed(readings)
 
     @staticmethod
-    def _silence(cells: set[tuple[str, int, str]], t_ns: int) -> list[Reading | Block]:
+    def _silence(edge: _Edge, cells: set[tuple[str, int, str]], t_ns: int) -> list[Reading | Block]:
+        if cells:
+            edge.silent_ns = t_ns
         return packed([Reading(table, entity, signal, None, t_ns) for table, entity, signal in sorted(cells)])
 
 

@@ -184,6 +184,27 @@ def test_a_breach_that_lasts_is_escalated_once() -> None:
     assert stage.at(300) == ["target_set", "start_ramp_up", "resolved"]
 
 
+def test_a_load_above_its_limit_by_what_meters_err_is_not_escalated() -> None:
+    stage = breaching()
+    stage.load_w = 660.0
+    assert stage.at(16) == ["active"]
+    stage.load_w = 602.0
+    assert not any("escalated" in stage.at(s) for s in range(17, 200))
+    stage.load_w = 607.0
+    assert stage.at(200) == ["escalated"]
+
+
+def test_a_tighter_target_in_a_breach_has_its_time_too() -> None:
+    stage = breaching(last_resort=["SHUTDOWN_RACKS"])
+    stage.load_w = 615.0
+    assert stage.at(16) == ["active"]
+    stage.targets = (goal(400.0),)
+    assert stage.at(20) == ["target_set", "start_ramp_down"]
+    assert [stage.at(s) for s in (21, 34)] == [[], []]
+    assert stage.at(35) == ["escalated"]
+    assert stage.told[-1].data["infrastructure_actions"] == ["SHUTDOWN_RACKS"]
+
+
 @pytest.mark.parametrize(
     "load_w, said", [(606.0, []), (606.1, ["warning"]), (720.0, ["warning"]), (720.1, ["critical"])]
 )

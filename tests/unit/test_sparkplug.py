@@ -14,9 +14,9 @@ from connectors.series_map import load_map, mapping_of
 from connectors.sparkplug import SparkplugDecoder, rebirth, source
 from connectors.sparkplug.payload import MAX_METRICS, MAX_PAYLOAD, read_payload
 from tests.support.builders import site_of, two_racks
-from twin.catalogue import BadMessage
+from twin.catalogue import NS, BadMessage
 from twin.site import Site
-from twin.telemetry import Block, Ignored, Message, Reading
+from twin.telemetry import Block, Ignored, Inbox, Message, Reading
 
 T = 1_700_000_000 * 10**9
 INT8, INT16, INT32, INT64, UINT32, UINT64, FLOAT, DOUBLE, BOOL, TEXT = 1, 2, 3, 4, 7, 8, 9, 10, 11, 12
@@ -213,6 +213,21 @@ def test_a_death_leaves_no_reading(decoder: SparkplugDecoder) -> None:
     assert (one.t_ns, one.value, two.value) == (T, None, None)  # type: ignore[union-attr]
     assert decoder.counts["old_deaths"] == 1
     assert send(decoder, "NDEATH", now) == {}
+
+
+@pytest.mark.parametrize("first", ["NBIRTH", "NDEATH"])
+def test_a_value_that_has_not_changed_since_long_is_back_with_the_next_birth(site: Site, first: str) -> None:
+    decoder, inbox = SparkplugDecoder(site, *load_map("sparkplug")), Inbox(site.sizes)
+    body = payload(metric("cdu.flow_lpm", 400.0, DOUBLE, alias=1, t_ms=T // 10**6), seq=1)
+    for second, kind, birth in ((1, "NBIRTH", BORN), (1, "DBIRTH", body), (60, first, BORN),
+                                (61, "NBIRTH", BORN), (61, "DBIRTH", body)):  # fmt: skip
+        topic = f"spBv1.0/lab/{kind}/edge1" + ("/cdu1" if kind[0] == "D" else "")
+        found = decoder.decode(Message(T + second * NS, topic, birth))
+        assert not isinstance(found, Ignored)
+        for item in found:
+            assert isinstance(item, Reading)
+            inbox.put(item, T + second * NS)
+    assert inbox.counts["older"] == 0
 
 
 def test_a_birth_without_a_metric_that_was_there_before_silences_it(decoder: SparkplugDecoder) -> None:
