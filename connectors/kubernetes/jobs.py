@@ -207,9 +207,14 @@ class PodBook:
         """Return a job's name in the twin."""
         return f"k8s:{self.cluster}:{group}"
 
-    def changes(self, known: Mapping[str, Collection[str]] | None = None) -> list[JobStarted | JobEnded]:
+    def changes(
+        self, known: Mapping[str, Collection[str]] | None = None, whole: bool = True
+    ) -> list[JobStarted | JobEnded]:
         """Starts and ends of jobs since the last call. `known` are the nodes of each job that the twin takes
-        to be running: to be given once, when all pods are here."""
+        to be running: to be given once, when all pods are here.
+
+        While the pods are not `whole`, a job without pods has not ended.
+        """
         known = known or {}
         ended: list[JobStarted | JobEnded] = []
         started: list[JobStarted | JobEnded] = []
@@ -229,7 +234,7 @@ class PodBook:
         self._touched.clear()
         self._ends = {g: p for g, p in self._ends.items() if g in self._runs}
         mine = {self.name_of(group) for group in self._runs} | {event.job for event in ended}
-        for name in known:
+        for name in known if whole else ():
             if name.startswith(self.name_of("")) and name not in mine:
                 ended.append(JobEnded(job=name, reason="ended while nobody watched"))
         return ended + started

@@ -72,6 +72,7 @@ class Followed(Generic[Kind]):
         self._one: Callable[[Kind, bool], None] = one
         self.version = ""
         self.listed = False
+        self.partial = False  # some objects of the last list could not be read
         self.received_ns = 0  # when the server last spoke of these objects
         self._failed, self._backoff = 0, Backoff(FIRST_S, LONGEST_S)
 
@@ -121,6 +122,7 @@ class Followed(Generic[Kind]):
                 raise Away(f"{self.path}: more than {MAX_ITEMS} objects")
         for why in faults:
             inlet.reject("kubernetes", f"{self.path}: {why}")
+        self.partial = bool(faults)
         await self._whole(objects)
         self.listed, self.version, self.received_ns = True, version or "0", time.time_ns()
 
@@ -214,7 +216,7 @@ class KubernetesSource:
                     task.result()
                 if self.pods.listed:
                     self._stage_jobs(inlet, known)
-                    known = {}
+                    known = known if self.pods.partial else {}
                 if self.pods.listed and self.nodes.listed:
                     self._stage_levels(inlet)
                     self._stage_demand(inlet)
@@ -232,9 +234,10 @@ class KubernetesSource:
         return self._nodes.get(host) if listed and fresh else None
 
     def busy(self, host: str) -> bool | None:
-        """Return True if a node has pods that a drain moves; None if that may be outdated."""
+        """Return True if a node has pods that a drain moves; None if that may be outdated, or is not known."""
         fresh = time.time_ns() - self.pods.received_ns <= FRESH_S * 10**9
-        return self.book.busy(host) if self.pods.listed and fresh else None
+        known = self.pods.listed and fresh
+        return (self.book.busy(host) or (None if self.pods.partial else False)) if known else None
 
     def took_away(self, entity: int) -> bool:
         """Return True if the autoscaler removed a node from the cluster."""
@@ -255,10 +258,12 @@ class KubernetesSource:
         self._hosts.take(self._nodes)
 
     async def _all_pods(self, pods: list[KubernetesPod]) -> None:
-        """Take all pods in slices, between which the loop goes on; nothing is staged before the last."""
+        """Take all pods in slices, between which the loop goes on; nothing is staged before the last. A pod
+        that is missing may be one that could not be read: then none has ended."""
         keys = {p.key for p in pods}
-        self.book.keep(keys)
-        self.demand.keep(keys)
+        if not self.pods.partial:
+            self.book.keep(keys)
+            self.demand.keep(keys)
         for first in range(0, len(pods), SLICE):
             for pod in pods[first : first + SLICE]:
                 self._pod(pod, True)
@@ -339,7 +344,7 @@ class KubernetesSource:
         book.report(inlet)
 
     def _stage_jobs(self, inlet: Inlet, known: Mapping[str, Collection[str]]) -> None:
-        events = self.book.changes(known)
+        events = self.book.changes(known, whole=not self.pods.partial)
         if events:
             skip_start_times(events, inlet, now_ns := time.time_ns())
             inlet.stage(events, now_ns)
@@ -380,7 +385,8 @@ class KubernetesSource:
             self._stated_s = time.monotonic()
 
     def _readings_of(self, entity: int, host: str) -> _Readings:
-        node, busy = self._nodes.get(host), self.book.busy(host)
+        # A pod that could not be read may be anywhere: no drain counts as over
+        node, busy = self._nodes.get(host), self.book.busy(host) or self.pods.partial
         levels = UNKNOWN[:-1] if node is None else _levels_of(node, busy)
         standby = self._scale_downs.standby_of(entity, node, busy)
         return *levels, None if standby is None else float(standby)

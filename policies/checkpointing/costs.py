@@ -88,26 +88,29 @@ def save_terms(
 
 
 def storage_left(view: View, duty_pu: float, traffic: StorageTraffic) -> float:
-    """Return the share of time left on the file systems for checkpoints, of all jobs together; 0 = none
-    now.
+    """Return the share of time left on the file systems for checkpoints, of all jobs together.
 
     `duty_pu`: what checkpoints take of it already. Nobody says which job writes where, so all are taken for
     one. What else is written, and what is restored, is known where the site keeps a history of
     `storage.flush_bytes_per_s` and `storage.restore_bytes_per_s`: the mean beside the greatest, as if both
-    came out of one purse; else from `traffic`. One that is down or full takes nothing.
+    came out of one purse; else from `traffic`.
     """
     if not view.site.sizes["storage"]:
         return 1.0
-    bad = good_readings(view, "storage.health_state") >= DOWN
-    bad |= good_readings(view, "storage.used_pu") >= FULL_PU
-    if bad.any():
-        return 0.0
     shares = [_busy_share(view, f"storage.{way}_bytes_per_s") for way in ("flush", "restore")]
     if shares == [None, None]:
         other = max(0.0, float(traffic.busy_pu[traffic.known].max(initial=0.0)) - duty_pu)
     else:
         other = max(0.0, (shares[0] or 0.0) - duty_pu) + (shares[1] or 0.0)
     return max(LEAST_LEFT_PU, DRAIN_PU * (1.0 - min(other, 1.0)))
+
+
+def takes_saves(view: View, storage: I64) -> Bool:
+    """Return the jobs [m] whose storage is neither down nor full; where it is not known, none may be."""
+    bad = good_readings(view, "storage.health_state") >= DOWN
+    bad |= good_readings(view, "storage.used_pu") >= FULL_PU
+    out: Bool = ~of_jobs(bad, storage, bool(bad.any())).astype(np.bool_)
+    return out
 
 
 def storage_of(view: View, slots: I32, by_queue: dict[str, int]) -> I64:

@@ -25,6 +25,7 @@ from policies.checkpointing.costs import (
     storage_left,
     storage_loads,
     storage_of,
+    takes_saves,
 )
 from policies.checkpointing.early_save import DRAIN, SaveAssessment, assess_saves
 from policies.checkpointing.explain import TOPICS, explain
@@ -163,8 +164,9 @@ class Checkpoint:
             storage = storage_of(view, slots, by_queue)
             batch = _with_load(view, batch, storage, (traffic, self.stagger), kept)
             left = storage_left(view, _storage_duty(batch), traffic)
-            _plan_intervals(view, batch, left, kept)
-            _request_saves(view, batch, left, kept)
+            takes = takes_saves(view, storage)
+            _plan_intervals(view, batch, (left, takes), kept)
+            _request_saves(view, batch, takes, kept)
             if self.stagger:
                 stagger_saves(view, batch, by_queue, self.ramp_pu, kept)
             else:
@@ -259,15 +261,16 @@ def _storage_duty(batch: JobBatch) -> float:
     return float(_save_duty(batch).sum())
 
 
-def _plan_intervals(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
-    """Recompute the intervals of the jobs whose last computation is oldest."""
-    now_ns, slots = view.now_ns, batch.slots
+def _plan_intervals(view: View, batch: JobBatch, room: tuple[float, Bool], kept: Memory) -> None:
+    """Recompute the intervals of the jobs whose last computation is oldest. `room`: the share of time that
+    storage has for saves, and the jobs whose storage takes any."""
+    now_ns, slots, (left, takes) = view.now_ns, batch.slots, room
     stale = slots[now_ns - kept["planned_ns"][slots] > round(PLAN_EXPIRES_S * NS)]
     kept["interval_s"][stale] = kept["local_s"][stale] = 0.0
     waited_ns = now_ns - kept["planned_ns"][slots]
     known = np.isfinite(batch.rates.per_s)
-    due = np.flatnonzero(known & (waited_ns >= round(PLAN_CHECK_S * NS)))
-    if left <= 0.0 or not len(due):
+    due = np.flatnonzero(known & takes & (waited_ns >= round(PLAN_CHECK_S * NS)))
+    if not len(due):
         return
     if len(due) > MOST_PLANNED:
         due = np.sort(due[np.argsort(-waited_ns[due], kind="stable")[:MOST_PLANNED]])
@@ -343,7 +346,7 @@ def _memory_intervals(view: View, slots: I32, best: IntervalPlan, interval: F64)
     return np.where(known & np.isfinite(local), local, 0.0)
 
 
-def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> None:
+def _request_saves(view: View, batch: JobBatch, takes: Bool, kept: Memory) -> None:
     """End answered and expired requests; create new ones where a save now is worth more than its cost."""
     now_ns, slots, jobs = view.now_ns, batch.slots, view.jobs
     pending = kept["save_since_s"][slots] > 0
@@ -361,8 +364,8 @@ def _request_saves(view: View, batch: JobBatch, left: float, kept: Memory) -> No
     cost_s = batch.terms.block_s + batch.terms.flush_s
     rest_s = np.where(kept["save_deadline_ns"][slots] > 0, UNANSWERED_S, SPACING_S)
     rested = (now_ns - kept["requested_ns"][slots]) / NS >= rest_s
-    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending & ~wanted_elsewhere)
-    if left <= 0.0 or not len(wanted):
+    wanted = np.flatnonzero(w.worth & (w.why > 0) & rested & ~pending & ~wanted_elsewhere & takes)
+    if not len(wanted):
         return
     # The most that is at stake first, and no more at once than the file system drains in time
     stake = (w.chance_pu * w.lost_s - w.cost_s) * np.maximum(batch.held.size, 1)

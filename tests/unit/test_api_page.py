@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,16 @@ def test_a_what_if_that_cannot_be_is_refused(tmp_path: Path) -> None:
         assert (await pod.ask("GET", "/api/v1/simulations/none"))[0] == 404
 
     serve(tmp_path, check)
+
+
+def test_another_budget_is_that_of_feeders_of_several_halls_too(tmp_path: Path) -> None:
+    site, feeder = tmp_path / "site.yaml", {"name": "m1", "budget_w": 1000.0, "guaranteed_w": 400}
+    site.write_text(json.dumps({"site": "lab", "feeders": [feeder], "halls": [{"feeders": [feeder]}]}))
+    loaded = SimpleNamespace(file=Path, config=SimpleNamespace(site=str(site)))
+    asked: Any = simulations.NewSimulation(name="half", budget_pu=0.5)
+    tree = simulations._altered(SimpleNamespace(loaded=loaded), asked)  # type: ignore[arg-type]
+    half = feeder | {"budget_w": 500.0, "guaranteed_w": 200.0}
+    assert (tree["feeders"], tree["halls"][0]["feeders"]) == ([half], [half])
 
 
 @pytest.fixture

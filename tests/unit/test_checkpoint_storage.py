@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from policies.checkpointing import best_plan
+from policies.checkpointing import Checkpoint, best_plan
 from policies.checkpointing.costs import DRAIN_PU as STORAGE_PU
 from policies.checkpointing.policy import MOST_AWAITED_S, REQUEST_S
 from policies.checkpointing.texts import SINCE
@@ -41,6 +41,17 @@ def test_a_file_system_that_is_down_or_full_gets_nothing_more(bad: dict[str, flo
     assert twin.engine.in_force["checkpoint"] == []
     twin.wait(60, {"storage.health_state": 0.0, "storage.used_pu": 0.5})
     assert twin.engine.in_force["checkpoint"]
+
+
+def test_a_full_file_system_stops_no_saves_onto_another() -> None:
+    full = {"storage.used_pu": [0.5, 0.99]}
+    policy = Checkpoint(storage_of_queue={"": "fs"})
+    twin = Saving({"a": EIGHT}, policy=policy, storage=[{"name": "fs"}, {"name": "archive"}])
+    twin.tick(full)
+    twin.says.day, twin.says.hour = 0.5, chances(0.0, n3=0.6)
+    saved(twin)
+    twin.wait(60, full)
+    assert SINCE in {p.control for p in twin.engine.in_force["checkpoint"]}
 
 
 @pytest.mark.parametrize("key", ["storage.flush_bytes_per_s", "storage.restore_bytes_per_s"])

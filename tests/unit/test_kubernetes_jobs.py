@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import example, given, strategies as st
 
-from connectors.kubernetes import Hosts, PodLabels, jobs
+from connectors.kubernetes import Hosts, KubernetesSource, PodLabels, jobs
 from connectors.kubernetes.jobs import PodBook
 from connectors.kubernetes.objects import (
     KubernetesNode,
@@ -19,6 +21,7 @@ from connectors.kubernetes.objects import (
     version_of,
 )
 from tests.support.builders import site_of, two_racks
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import NS, BadMessage
 from twin.site import Site
 from twin.telemetry import JobEnded, JobStarted
@@ -267,3 +270,33 @@ def test_single_bad_objects_are_told() -> None:
         == "9"
     )
     assert version_of(read_change(b'{"type": "ERROR", "object": 7}')) == ""
+
+
+class Listing:
+    """A client whose lists have these pods."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    async def pages(self, path: str, params: Any) -> AsyncIterator[bytes]:
+        yield msgspec.json.encode({"metadata": {"resourceVersion": "1"}, "items": self.items})
+
+
+def test_a_pod_that_cannot_be_read_ends_no_job_and_makes_no_node_idle(site: Site) -> None:
+    client, inlet = Listing(), RecordingInlet()
+    source: Any = KubernetesSource(client, Hosts(site, {"n[0-9]": "r1/node[0-9]"}), PodLabels(cluster="lab"))  # type: ignore[arg-type]
+
+    def listed(*items: Any, known: dict[str, tuple[str, ...]] | None = None) -> list[Any]:
+        client.items, inlet.items = list(items), []
+        asyncio.run(source.pods._list(inlet))
+        source._stage_jobs(inlet, known or {})
+        return inlet.items
+
+    one: Any = msgspec.to_builtins(pod())
+    odd = one | {"spec": one["spec"] | {"priority": "high"}}
+    assert [e.nodes for e in listed(one)] == [("lab/h/r1/node0",)]
+    assert listed(odd, known={"k8s:lab:ml:job.j": ("lab/h/r1/node0",)}) == []
+    assert (source.busy("n0"), source.busy("n1")) == (True, None)
+    assert len(inlet.faults) == 1
+    assert [type(e) for e in listed()] == [JobEnded]
+    assert source.busy("n0") is False

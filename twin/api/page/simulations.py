@@ -230,8 +230,8 @@ def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
     except ConfigError as error:
         raise Refused(409, "; ".join(error.problems)) from None
     factor = 1.0 if body.budget_pu is None else body.budget_pu
-    for hall in tree.get("halls", []):
-        for feeder in hall.get("feeders", []):
+    for place in (tree, *tree.get("halls", [])):  # feeders of the site may feed several halls
+        for feeder in place.get("feeders", []):
             for key in ("budget_w", "guaranteed_w"):
                 if isinstance(feeder.get(key), int | float):
                     feeder[key] = float(feeder[key]) * factor
