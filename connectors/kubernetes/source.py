@@ -234,7 +234,7 @@ class KubernetesSource:
         return self._nodes.get(host) if listed and fresh else None
 
     def busy(self, host: str) -> bool | None:
-        """Return True if a node has pods that a drain moves; None if that may be outdated, or is not known."""
+        """Return True if a node has pods that a drain moves; None if that may be outdated or is unknown."""
         fresh = time.time_ns() - self.pods.received_ns <= FRESH_S * 10**9
         known = self.pods.listed and fresh
         return (self.book.busy(host) or (None if self.pods.partial else False)) if known else None

@@ -112,7 +112,8 @@ class ThermalGuard:
         fast, readings = surge(view, memory)
         found, envelope = assess(view, memory, fast.capped), view.envelope(CONTROL)
         if not found.active.any() and not memory["danger_ns"].any():
-            return [], given_away({**memory, **readings, "until_ns": found.until_ns})
+            ended = {"low_ns": np.zeros_like(memory["low_ns"])}
+            return [], given_away({**memory, **readings, **ended, "until_ns": found.until_ns})
         out, capped = [], mask_index(found.active)
         code_of = found.reason[capped]
         for code in np.unique(code_of).tolist():
@@ -128,6 +129,8 @@ class ThermalGuard:
             "cap_w": kept_w,
             "coolant": found.coolant.astype(np.int8),
             **fits,
+            # What follows an episode is read at any power: the next one begins its fits anew
+            "low_ns": np.where(found.active, fits["low_ns"], 0),
             **readings,
             **saved.memory,
         }

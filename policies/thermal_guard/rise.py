@@ -134,7 +134,7 @@ def _fitted(view: View, gpu: I32, old: Memory) -> Memory:
     low_ns = np.where(capped, np.where((old["low_ns"] > 0) & same, old["low_ns"], now_ns), 0)
     fresh = capped & good & (read_ns > old["read_ns"]) & (read_ns >= low_ns + round(SETTLE_S * NS))
     gap_s = (read_ns - old["read_ns"]) / NS
-    goes_on = capped & same & (old["readings"] > 0) & (gap_s <= LOST_S)
+    goes_on = capped & same & (old["low_ns"] > 0) & (old["readings"] > 0) & (gap_s <= LOST_S)
     temp_c = view.value(TEMP)[gpu]
     least_c = np.where(goes_on, old["least_c"], np.inf)
     out: Memory = {

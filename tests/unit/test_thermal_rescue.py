@@ -133,6 +133,20 @@ def test_what_moves_no_switch(read: Read) -> None:
         assert not ordered(twin), second
 
 
+def test_readings_of_an_episode_before_say_nothing_of_the_next() -> None:
+    """A job that ends as its GPUs pass their guard, shortly after an episode: they are idle, and cool."""
+    twin = guarded()
+
+    def ticks(base: dict[str, Any], *temps_c: float) -> None:
+        for temp_c in temps_c:
+            twin.tick(base | {"gpu.temp_c": np.where(np.arange(144) < 2, temp_c, 60.0)})
+            assert not ordered(twin)
+
+    ticks(CAPPED, *[84.0] * 10, *[60.0] * 75)
+    ticks(COOL, *np.arange(61.6, 82.0, 1.6))
+    ticks(COOL | {"gpu.power_w": 120.0}, *np.arange(84.0, 70.0, -2.0))
+
+
 STARVED = {"rack.flow_lpm": [5.0, 96.0]}
 
 
