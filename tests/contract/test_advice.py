@@ -44,6 +44,7 @@ def test_every_policy_has_a_story() -> None:
     assert len(SITES) == 5
 
 
+@pytest.mark.long
 @STORIES
 def test_the_first_advice_is_the_first_command(name: str, where: str, seed: int, seconds: int) -> None:
     story = played(name, where, seed, seconds)
@@ -99,6 +100,7 @@ def test_arming_commands_what_was_advised_and_goes_on_from_there(
     assert not any("readback" in finding.id for finding in arms.decision.findings)
 
 
+@pytest.mark.long
 def test_disarming_and_turning_off_leave_no_shadow_behind() -> None:
     story = played("power_cap", "hgx", 1)
     sim = story.advises.fork()
@@ -123,6 +125,7 @@ def test_the_shadow_is_seen_by_those_who_advise_alone() -> None:
     assert np.isfinite(sim.engine.arbiter.shadow[CAP].value).all()
 
 
+@pytest.mark.long
 def test_a_snapshot_holds_the_shadow() -> None:
     story = played("power_guard", "hgx", 1)
     one, other = story.advises.fork(), story.advises.fork()

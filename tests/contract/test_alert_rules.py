@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "rules.yaml"
@@ -86,6 +87,7 @@ def case(alert: str, differing: dict[str, str], before: str, after: str) -> dict
     }
 
 
+@pytest.mark.long
 def test_each_alert_fires_for_its_own_fault_and_alone(server: Callable[..., Path], tmp_path: Path) -> None:
     promtool = str(server("promtool", "prometheus"))
     tree = yaml.safe_load(RULES.read_text(encoding="utf-8"))

@@ -148,7 +148,7 @@ def test_a_leader_that_was_stopped_wakes_up_deposed(program: Path, tmp_path: Pat
         assert {name for _, _, name in late} == {successor}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1])
 def test_whatever_is_paused_or_killed_never_do_two_lead(program: Path, tmp_path: Path, seed: int) -> None:
     """Daemons and members of a cluster of three, one of these at a time, so that a majority is left."""

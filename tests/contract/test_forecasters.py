@@ -57,6 +57,7 @@ def learned(name: str) -> Forecaster:
     return ready(name, QUARTERS, panel(days(1100, 2), QUARTERS.step_s))
 
 
+@pytest.mark.long
 @EVERY
 @pytest.mark.parametrize("step_s, n_time", [(3600.0, 1100), (900.0, 1500), (5400.0, 1100), (7.0, 1300)])
 def test_only_the_reach_before_an_origin_counts(name: str, step_s: float, n_time: int) -> None:
@@ -114,6 +115,7 @@ def test_where_nothing_is_known_nothing_is_said(name: str) -> None:
     assert rule.predict(nothing, np.empty(0, np.int64)).point.shape == (2, 0, 2)
 
 
+@pytest.mark.long
 @EVERY
 def test_damaged_parameters_are_refused_and_the_old_ones_are_gone(name: str) -> None:
     past = panel(days(1100, 2), QUARTERS.step_s)

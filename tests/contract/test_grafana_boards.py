@@ -182,7 +182,7 @@ def scraped(tmp_path: Path, *targets: tuple[list[str], str]) -> dict[str, Any]:
     return {"scrape_configs": jobs, "rule_files": [str(DEPLOY / "prometheus" / "rules.yaml")]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_prometheus_answers_every_query(
     server: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -294,6 +294,7 @@ def class_of(spec: dict[str, Any]) -> str:
     return name if name in ("high", "batch") else "batch" if spec["priority"] >= 10 else "rest"
 
 
+@pytest.mark.long
 def test_demand_agrees_over_random_events_restarts_and_lost_watches() -> None:
     async def run() -> None:
         cluster, inlet = Cluster(kueue=True), Kept()

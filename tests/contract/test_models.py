@@ -97,6 +97,7 @@ def test_knowing_nothing_is_no_trouble(name: str, racks: int, silent: bool) -> N
     assert all(np.isnan(f.mean).all() for f in engine.forecasts.values())
 
 
+@pytest.mark.long
 @MODELS
 def test_fits_are_deterministic_data(name: str) -> None:
     model: Model = REGISTRY[name]()
@@ -115,6 +116,7 @@ def test_foreign_parameters_are_refused(name: str) -> None:
         model.load({"no such parameter": np.zeros(3)})
 
 
+@pytest.mark.long
 @MODELS
 @pytest.mark.parametrize("fit", [False, True], ids=["unfitted", "fitted"])
 def test_a_snapshot_holds_all_of_it(name: str, fit: bool) -> None:
@@ -131,6 +133,7 @@ def test_a_snapshot_holds_all_of_it(name: str, fit: bool) -> None:
     assert other.checksum() == engine.checksum()
 
 
+@pytest.mark.long
 @MODELS
 @pytest.mark.parametrize("fit", [False, True], ids=["unfitted", "fitted"])
 def test_it_moves_with_the_site(name: str, fit: bool) -> None:

@@ -35,7 +35,7 @@ print(sent)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_flood_leaves_the_loop_responsive_and_memory_bounded(server: Server, tmp_path: Path) -> None:
     """20,000 messages/s at 150 us of work each: three times what one core can stage."""
 
@@ -87,6 +87,7 @@ def test_many_publications_at_once_are_sent_in_turn(server: Server, tmp_path: Pa
         asyncio.run(play(broker))
 
 
+@pytest.mark.long
 def test_a_burst_that_is_retained_is_never_dropped(server: Server, tmp_path: Path) -> None:
     async def play(broker: Mosquitto) -> None:
         async with held(MqttLink(settings(broker, "other"))) as other:

@@ -117,6 +117,7 @@ def test_an_empty_site_is_no_trouble(name: str) -> None:
     assert engine.suspended == {}
 
 
+@pytest.mark.long
 def test_silence_after_a_while_is_no_trouble() -> None:
     engine = engine_of(site(), [cls() for cls in REGISTRY.values()], [Seer()])
     world = World(engine)

@@ -48,7 +48,7 @@ def rows(path: Path) -> list[Message | BadRow]:
     return list(read_capture(path)) if path.exists() else []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_was_published_is_what_replay_reads(server: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "live.jsonl"
     with mosquitto(server, tmp_path) as broker:

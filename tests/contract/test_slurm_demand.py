@@ -168,6 +168,7 @@ class Twin:
         return Counter({s: int(self.now[table, entity, s] or 0) for s in SIGNALS})
 
 
+@pytest.mark.long
 def test_demand_agrees_with_slurm_over_random_events(slurm: Cluster) -> None:
     names = {"gpu[1-2]": "r1/node[0-1]"}
     book = DemandBook(SITE, ["slurm"])

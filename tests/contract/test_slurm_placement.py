@@ -133,6 +133,7 @@ def test_last_kept_and_back(slurm: Cluster, world: World) -> None:
     assert weight_of(slurm, "gpu2") == 1
 
 
+@pytest.mark.long
 def test_jobs_go_elsewhere_first_and_never_to_a_spare(slurm: Cluster, world: World) -> None:
     for node, host in enumerate(("gpu1", "gpu2")):
         world.apply(world.batch(LAST, node), world.batch(USUAL, 1 - node))

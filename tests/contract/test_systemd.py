@@ -108,7 +108,7 @@ def last_tick(container: Container) -> int:
     return int(found[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_life_of_the_service(container: Container) -> None:
     install = "/opt/racktwin-source/deploy/install.sh"
     said = container.run(install, "--venv", VENV).stdout

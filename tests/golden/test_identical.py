@@ -41,6 +41,7 @@ from twin.run.trace import MAGIC, TraceEncoder, record as framed
 from twin.telemetry import Frame, events as ev
 
 
+@pytest.mark.long
 def test_the_story_is_not_empty(run: Run) -> None:
     """Otherwise the golden tests would prove nothing."""
     kinds = collections.Counter(r["kind"] for d in run.kept.decisions for r in bodies_of(d))
@@ -90,6 +91,7 @@ def test_outlooks_are_told_refused_kept_and_forgotten(run: Run) -> None:
     assert np.array_equal(found, [np.nan, 9000.0], equal_nan=True)
 
 
+@pytest.mark.long
 def test_recording_again_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:
     """Fits in worker processes included."""
     engine, outcome = record(tmp_path / "again")
@@ -98,7 +100,7 @@ def test_recording_again_gives_the_same_bytes(run: Run, tmp_path: Path) -> None:
     assert _bytes(tmp_path / "again") == _bytes(run.folder)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sampled(["0", "random"], "random"))
 def test_replay_is_identical_under_any_hash_seed(
     run: Run, tmp_path: Path, blocked_cli: Callable[..., object], seed: str
@@ -114,6 +116,7 @@ def test_replay_is_identical_under_any_hash_seed(
     assert _bytes(out) == _bytes(run.folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", sampled(["0", "1"], "0"))
 def test_replay_is_identical_with_and_without_compiled_kernels(
     run: Run,
@@ -126,6 +129,7 @@ def test_replay_is_identical_with_and_without_compiled_kernels(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_replay_compares_every_line(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "replay", "--trace", str(run.folder), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -230,6 +234,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", sampled(CASES, "a value that a policy acts on", "a value of the last tick, in the checksum")
 )
@@ -244,6 +249,7 @@ def test_a_tampered_trace_differs_at_tick_and_field(
     assert "Traceback" not in said.err
 
 
+@pytest.mark.long
 def test_frames_of_another_site_are_refused(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +291,7 @@ def test_the_manifest_is_compared(run: Run, tmp_path: Path, capsys: pytest.Captu
     assert manifest(run.engine).site_hash == run.engine.site.spec_hash
 
 
+@pytest.mark.long
 def test_authority_of_the_recording_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Recorded under another authority than the site file says: replayed under that, unasked."""
     from tests.support.golden_story import Story, engine_for

@@ -69,7 +69,7 @@ def _content(line: bytes) -> bytes:
     return line[line.index(b'"kind"') :]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sampled(range(3), 0))
 def test_killed_anywhere_it_comes_back_as_it_was(snapped: Run, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
@@ -114,6 +114,7 @@ def test_a_whole_run_has_no_faults(snapped: Run) -> None:
     assert back.engine.checksum() == snapped.engine.checksum()
 
 
+@pytest.mark.long
 def test_ticks_are_made_again_under_the_authority_of_their_time(snapped: Run, tmp_path: Path) -> None:
     """Without a snapshot: what people set while it ran is not what its first ticks were made under."""
     folder = _killed(snapped.folder, tmp_path / "run", -1, 0, 0)
@@ -206,6 +207,7 @@ def _keep_frames(run: Run, folder: Path, frames: list[Frame]) -> None:
     writer.close()
 
 
+@pytest.mark.long
 def test_history_is_warm_again(snapped: Run, tmp_path: Path) -> None:
     """Rings are not in a snapshot: they come from the frames before it, as far back as is declared."""
     folder = _killed(snapped.folder, tmp_path / "run", 120, 0, 0)
@@ -225,6 +227,7 @@ def test_history_is_warm_again(snapped: Run, tmp_path: Path) -> None:
     assert mine.filled > 50
 
 
+@pytest.mark.long
 def test_the_snapshot_names_its_site(snapped: Run, tmp_path: Path) -> None:
     """A snapshot from before the change goes into an engine of the old site, a later one into the new."""
     old = resume(_killed(snapped.folder, tmp_path / "old", CHANGED_AT, 0, 0), engine_for)
@@ -249,6 +252,7 @@ def test_a_damaged_snapshot_is_told_and_the_one_before_used(snapped: Run, tmp_pa
     assert back.engine.checksum() == snapped.engine.checksum()
 
 
+@pytest.mark.long
 def test_without_any_snapshot_it_begins_at_the_beginning(snapped: Run, tmp_path: Path) -> None:
     folder = _killed(snapped.folder, tmp_path / "run", -1, 0, 0)
     back = resume(folder, engine_for)
@@ -261,6 +265,7 @@ def test_nothing_to_resume_is_said(tmp_path: Path) -> None:
         resume(tmp_path, engine_for)
 
 
+@pytest.mark.long
 def test_a_journal_that_is_behind_is_completed(snapped: Run, tmp_path: Path) -> None:
     """The trace is written before the tick, the journal after it: what was seen is decided again."""
     folder = _killed(snapped.folder, tmp_path / "run", 160, 0, 2000)
@@ -292,6 +297,7 @@ def test_a_journal_that_is_ahead_leaves_a_gap_that_is_told(snapped: Run, tmp_pat
     assert epoch.epoch == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [False, True])
 def test_the_resumed_run_goes_on_and_replays_as_one(snapped: Run, tmp_path: Path, lost: bool) -> None:
     """Interrupted, resumed, recorded further in the same folder: all of it is made again."""
@@ -348,6 +354,7 @@ def test_damage_within_the_trace(snapped: Run, tmp_path: Path, at: float) -> Non
     assert again.engine.checksum() == back.engine.checksum()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0.2, 0.95])
 def test_damage_within_the_journal(snapped: Run, tmp_path: Path, at: float) -> None:
     folder = _killed(snapped.folder, tmp_path / "run", 160, 0, 0)
@@ -359,6 +366,7 @@ def test_damage_within_the_journal(snapped: Run, tmp_path: Path, at: float) -> N
     assert back.engine.checksum() == snapped.engine.checksum()
 
 
+@pytest.mark.long
 def test_another_configuration_is_told(snapped: Run, tmp_path: Path) -> None:
     """The tail decided under other rules is no reason to stay down, but nothing to hide either."""
     folder = _killed(snapped.folder, tmp_path / "run", 60, 0, 0)

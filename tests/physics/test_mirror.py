@@ -66,7 +66,7 @@ def close(real: Truth, other: Truth, **wider: float) -> None:
         assert (np.abs(a - b) <= share * a).all(), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_stands_where_the_real_plant_stands_and_stays_beside_it(calm: Simulation) -> None:
     real: Any = calm.plant.fork()
     other = mirrored(calm)

@@ -184,6 +184,7 @@ def test_isolation_stops_what_leaks_in_the_rack() -> None:
     assert plant.truth.rack_flow_lpm[0] < 1e-3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lpm", "seed"), [(20.0, 1), (20.0, 2), (3.0, 3), (200.0, 4)])
 def test_balances_close_until_a_leak_has_drained_its_circuit(lpm: float, seed: int) -> None:
     plant = Plant(four_racks(), seed=seed)

@@ -43,6 +43,7 @@ def test_what_is_colder_than_the_dew_point_gets_wet_when_the_film_says() -> None
     assert not t.rack_leak.any(), "it dries"
 
 
+@pytest.mark.long
 def test_a_little_below_the_dew_point_what_condenses_dries() -> None:
     plant = plant_of()
     plant.parameters.hall_moisture_c[:] = (

@@ -110,7 +110,7 @@ class Device:
         return before, wished, batches
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.lists(st.tuples(CAPS, COLUMN), min_size=1, max_size=8), st.sampled_from([0.1, 1.0, 10.0]))
 @settings(max_examples=70)
 def test_caps_step_by_step(steps: list[tuple[list[Proposal], np.ndarray]], dt_s: float) -> None:

@@ -65,7 +65,7 @@ def check(found: dict[tuple[int, int], F64]) -> None:
         assert not shown or (shares >= 0.88).all(), (history, horizon, dict(zip(KINDS, shares, strict=True)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_shown_in_the_first_hours_holds() -> None:
     """Less than 10 min, 30 min, an hour and 3 h of history: up to 15 min ahead."""
     found = coverage(60.0, (1, 3, 5, 15, 60), (0, 30, 60, 180))

@@ -116,6 +116,7 @@ def test_fitted_quantiles_of_persistence_are_put_in_order() -> None:
     assert check_order(forecasts_of(model, values[:30]), FINE) > 100
 
 
+@pytest.mark.long
 def test_horizons_beyond_an_hour_are_in_order_too() -> None:
     far = (2 * 3600.0, 3 * 3600.0, 4 * 3600.0)
     model = Load(("rack.power_w",), far, experts=",".join(SAMPLE))
@@ -127,7 +128,7 @@ def test_horizons_beyond_an_hour_are_in_order_too() -> None:
     assert check_order(out, far) > 200
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bands_that_never_shrink_hold_as_many_outcomes_and_lose_nothing() -> None:
     """The measures of the evaluation, on simulated series, with and without."""
     horizons, kinds = (1, 5, 15, 60), [kind for kind in KINDS if kind != "idle"]

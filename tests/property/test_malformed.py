@@ -90,7 +90,7 @@ def put(inbox: Inbox, item: Any, now_ns: int) -> None:
         inbox.put_event(item)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("messages", [20_000, LONG])
 def test_malformed_messages_through_the_whole_path(messages: int) -> None:
     rng, site = random.Random(7), a_site()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -79,6 +80,7 @@ def test_an_outcome_teaches_not_before_its_row(values, others, points, quantum, 
     assert np.array_equal(said[0][: row + 1], said[1][: row + 1], equal_nan=True)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(SERIES, POINTS, QUANTUM, HORIZON)
 def test_each_series_by_itself(values, points, quantum, horizon) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings, strategies as st
 
 from tests.support.builders import site_of, spec_of
@@ -203,6 +204,7 @@ def check_names(site: Site, part: Site) -> None:
                     assert part.is_elsewhere(path) or path in here
 
 
+@pytest.mark.long
 @given(trees(), st.integers(2, 5))
 @settings(max_examples=100)
 def test_the_parts_of_a_site_are_the_site(tree: dict[str, Any], count: int) -> None:

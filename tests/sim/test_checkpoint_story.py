@@ -69,6 +69,7 @@ def story(authority: str) -> Story:
     return Story(authority)
 
 
+@pytest.mark.long
 def test_it_saves_ahead_once_the_trouble_is_known() -> None:
     asks = [(s, c) for s, c in story("act").commands if c.control == SINCE]
     assert asks

@@ -64,6 +64,7 @@ def bare(**more: str) -> dict[str, str]:
     return kept | more
 
 
+@pytest.mark.long
 def test_the_environment_has_the_standard_library_alone(python: Path) -> None:
     script = (
         "import sys, racktwin_client as c; import importlib.metadata as m;"
@@ -119,6 +120,7 @@ def page_lines() -> str:
     return code
 
 
+@pytest.mark.long
 def test_ten_lines_from_import_to_the_first_interval(python: Path, broker: Mosquitto, tmp_path: Path) -> None:
     daemon, secrets = started(tmp_path, broker.port)
     with daemon:

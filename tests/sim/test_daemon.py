@@ -139,6 +139,7 @@ def compared(
     return equal, near
 
 
+@pytest.mark.long
 def test_heat_is_answered_by_caps_that_outlive_a_kill_and_damaged_files(
     broker: Mosquitto, tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def _done(daemon: RunningDaemon) -> list[dict[str, Any]]:
     return rows if rows and all(r["state"] == "done" for r in rows) else []
 
 
+@pytest.mark.long
 def test_a_configuration_is_taken_over_whole_or_refused(broker: Mosquitto, tmp_path: Path) -> None:
     with running(tmp_path / "d", broker.port) as daemon, pod(broker.port, racks=3):
         daemon.until(lambda: parts(daemon).get("mqtt") == "running")

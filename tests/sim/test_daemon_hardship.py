@@ -69,6 +69,7 @@ def link_of(daemon: RunningDaemon) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seconds", "oversized"), [pytest.param(5.0, 5, marks=short), pytest.param(30.0, 60, marks=long)]
 )
@@ -189,7 +190,7 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_a_full_disk_it_ticks_on_untraced_then_says_a_last_word_and_ends(
     broker: Mosquitto, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -243,7 +244,7 @@ def _quiet(run: Path) -> bool:
     return (run / "journal.jsonl").stat().st_size == size
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_follows_a_storm_of_reloads_under_load_and_stops_however_often_it_is_asked(
     broker: Mosquitto, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ class Killer:
         shutil.rmtree(copy)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "seed"), [pytest.param(3, 1, marks=short), pytest.param(50, 2, marks=long)]
 )
@@ -250,6 +251,7 @@ def learning(daemon: RunningDaemon) -> int:
     return sum(table["learning"] for table in daemon.get("/api/v1/summary")["heard"].values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("away_s", [pytest.param(8.0, marks=short), pytest.param(60.0, marks=long)])
 def test_without_its_broker_it_ticks_on_and_takes_up_again(
     broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away_s: float
@@ -314,6 +316,7 @@ def test_without_its_broker_it_ticks_on_and_takes_up_again(
     print(f"away {away:.1f} s: {after}; data after {flowing_s:.1f} s")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("away_s", [pytest.param(8.0, marks=short), pytest.param(60.0, marks=long)])
 def test_without_its_history_server_nothing_waits_and_nothing_is_lost(
     broker: Mosquitto, server: Server, tmp_path: Path, away_s: float

@@ -21,7 +21,7 @@ HOURS = float(os.environ.get("RACKTWIN_STORM_HOURS", "0.25"))
 QUICK = ("sent_before_journaled", "epoch_taken_twice", "agent_forgets_leases_in_a_restart")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seed_is_the_same_storm(tmp_path: Path) -> None:
     shape = Shape(hours=0.02, every_s=3.0, replay_each=1)
     one, other = (blow(3, tmp_path / name, shape) for name in ("one", "other"))

@@ -51,6 +51,7 @@ FAULTS = [
 HERE = ("pump_trip", "grid_event", "branch_blocked", "sensor_frozen", "leak", "gpu_off_bus")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "table", "entity", "more", "within_s"),
     sampled(FAULTS, *(fault for fault in FAULTS if fault[0] in HERE)),
@@ -65,6 +66,7 @@ def test_a_fault_is_told_in_time_and_nothing_beside_it(
     assert outcome.delay_s[0] <= within_s, outcome
 
 
+@pytest.mark.long
 def test_heat_from_lost_coolant_is_blamed_on_no_gpu(warmed: Watched) -> None:
     site, watched = warmed.simulation.site, warmed.fork()
     inject(watched, [Script("branch_blocked", "rack", 0, watched.simulation.plant.truth.time_s + 1.0)], 1)

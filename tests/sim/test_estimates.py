@@ -51,7 +51,7 @@ def sigmas(run: Simulation, seconds: int) -> Iterator[dict[str, np.ndarray]]:
             yield {n: estimator.residuals[n].difference / estimator.residuals[n].sigma for n in names}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", sampled([[21], [21, 22]], [21]), ids=len)
 def test_residuals_of_healthy_plants_look_like_their_sigma(seeds: list[int]) -> None:
     seen: dict[str, list[np.ndarray]] = {}
@@ -80,7 +80,7 @@ def warmed() -> tuple[Simulation, dict[str, float]]:
     return run, worst
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "table", "severity", "signal", "amount", "relation"),
     sampled(

@@ -129,6 +129,7 @@ def assert_quiet(listener: Listener, since_s: float) -> None:
     assert listener.advice(since_s) == []
 
 
+@pytest.mark.long
 def test_healthy_devices_raise_no_alarm_and_get_no_advice(folder: Path) -> None:
     floor = _settled(folder)
     assert_quiet(floor.listener, LEARNING_S)
@@ -206,6 +207,7 @@ BACK_S = 90
 HERE = ("the only publisher of a rack", "the exporter", "the broker", "the clock of one node, an hour late")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sampled(LOSSES, *HERE))
 def test_first_contact_losses(floor: Floor, name: str) -> None:
     """Exactly one alarm, which names what is lost, and none critical; all is over when it comes back."""

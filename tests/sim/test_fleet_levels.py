@@ -80,6 +80,7 @@ def test_a_top_hub_splits_what_it_has_over_sites_and_these_over_their_halls(regi
     assert str(rows[1]["why"]) == "east/campus/main is full: by priority 0 and demand"
 
 
+@pytest.mark.long
 def test_without_the_top_hub_the_sites_fall_to_their_shares_and_split_these(region: Region) -> None:
     region.top.away_until_s = np.inf
     later(region, 30, 50)
@@ -97,6 +98,7 @@ def test_without_both_hubs_each_hall_has_its_share(region: Region) -> None:
     assert caps == [list(SHARES_W)] * len(SITES)
 
 
+@pytest.mark.long
 def test_a_site_has_given_way_only_when_its_halls_have(region: Region) -> None:
     """The daemon of a hall dies with 1 MW while the hall draws little: it may draw that later."""
     east, west = region.sites
@@ -113,6 +115,7 @@ def test_a_site_has_given_way_only_when_its_halls_have(region: Region) -> None:
     assert west.budget_w > 1.3e6, "in the end the other site has what this one does not want"
 
 
+@pytest.mark.long
 def test_a_site_whose_hub_died_holds_others_back_as_long_as_its_halls_may_draw(region: Region) -> None:
     east, west = region.sites
     east.away_until_s = np.inf
@@ -130,6 +133,7 @@ def test_a_site_whose_hub_may_only_advise_holds_what_its_halls_say() -> None:
     assert (told.power_w, told.budget_w) == (500e3, SITE_SHARE_W)
 
 
+@pytest.mark.long
 def test_a_silent_hall_does_not_silence_its_site(region: Region) -> None:
     east = region.sites[0]
     east.halls[1].dead_since_s = 30.0
@@ -140,6 +144,7 @@ def test_a_silent_hall_does_not_silence_its_site(region: Region) -> None:
     assert told.power_w >= east.draw_w, "a silent hall counts with what it may hold"
 
 
+@pytest.mark.long
 def test_a_lost_machine_and_a_contract_reach_the_halls(region: Region) -> None:
     region.machines_out = 1.0
     later(region, 30, 40)
@@ -172,7 +177,7 @@ def stormy(region: Region, seconds: int, contract_s: int) -> Region:
     return region
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_limit_of_any_level_is_ever_exceeded(seed: int, begun: Begun) -> None:
     region = stormy(begun(seed), 300, contract_s=100)

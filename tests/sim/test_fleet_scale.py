@@ -16,6 +16,7 @@ from tests.support.fleet_day import SHARED_W, live_day
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_halls_and_hub_live_over_real_servers(
     server: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -46,6 +47,7 @@ def test_the_cost_of_a_hub_is_told_as_a_line(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_without_its_hub_a_fleet_trips_nothing_and_loses_little_work() -> None:
     lent, away = (live_day(with_hub, hours=1, shared_w=0.8 * SHARED_W) for with_hub in (True, False))
     assert (lent.trips, away.trips) == (0, 0)

@@ -37,7 +37,7 @@ def begun(tmp_path: Path) -> Iterator[Begun]:
         storm.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "seed", sampled((1, 2), 1)
 )  # in which raises before decreases overload a feeder for 3 s
@@ -90,6 +90,7 @@ def event_untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Recorder, "before", before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plant", "told"),
     sampled(

@@ -133,7 +133,7 @@ def test_limits_that_hold_teach_the_blend_when_jobs_end() -> None:
     assert "schedule" in basis
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits_that_mean_nothing_are_not_believed() -> None:
     pod, trusted = Pod(("site.power_w",), limits_hold=False), 1.0
     for number in range(8):
@@ -150,7 +150,7 @@ def day_ahead(number: int, key: str, start_ns: int, values: F64) -> ev.OutlookTo
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("true", [True, False], ids=["true", "false"])
 def test_prices_that_were_told_are_trusted_while_they_come_true(true: bool) -> None:
     """Random hourly prices, told a day ahead; what is told of carbon is always too much."""
@@ -187,7 +187,7 @@ def test_prices_that_were_told_are_trusted_while_they_come_true(true: bool) -> N
     assert worst < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_all_default_quantities_are_forecast_from_what_is_measured() -> None:
     model = Load(experts=FEW)
     twin = Twin(two_racks(), models=[model])

@@ -132,6 +132,7 @@ def column(daemon: RunningDaemon, node: str, signal: str) -> list[Any]:
     return found["value"] if set(found["quality"]) == {"good"} else []
 
 
+@pytest.mark.long
 def test_an_attacker_with_the_identity_of_one_node_harms_itself_alone(server: Server, tmp_path: Path) -> None:
     with (
         secured_broker(server, tmp_path, yaml.safe_dump(SITE)) as secured,

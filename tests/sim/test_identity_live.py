@@ -30,7 +30,7 @@ def health(daemon: RunningDaemon, name: str, *levels: str) -> dict[str, Any] | N
     return tree if tree["level"] in levels else None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_swapped_gpu_and_a_swapped_node_begin_anew(server: Callable[..., Path], tmp_path: Path) -> None:
     with (
         mosquitto(server, tmp_path) as broker,

@@ -123,6 +123,7 @@ def states(daemon: RunningDaemon, name: str) -> dict[str, str]:
     return {r["control"]: r["state"] for r in daemon.get(f"/api/v1/entities/job/{name}")["leases"]}
 
 
+@pytest.mark.long
 def test_reports_go_in_and_advice_comes_out_by_every_wire(broker: Mosquitto, tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
@@ -208,6 +209,7 @@ def test_an_alarm_names_the_job_that_floods_with_reports(broker: Mosquitto, tmp_
         assert daemon.stop() == 0
 
 
+@pytest.mark.long
 def test_a_restart_reads_on_and_a_job_that_ended_hears_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     folder = tmp_path / "jobs"
     folder.mkdir()
@@ -264,6 +266,7 @@ def test_a_job_speaks_for_itself_by_its_token(broker: Mosquitto, tmp_path: Path)
         assert daemon.stop() == 0
 
 
+@pytest.mark.long
 def test_the_client_for_jobs_and_the_daemon_understand_each_other(
     broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

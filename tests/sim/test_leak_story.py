@@ -112,6 +112,7 @@ def acted() -> Story:
     return Story("act", "r1/node5").run(190.0)
 
 
+@pytest.mark.long
 def test_nothing_is_done_before_a_second_detector_is_wet(acted: Story) -> None:
     assert acted.first_s["tray"] < acted.first_s["second"] - 10.0
     assert min(s for s, _ in acted.commands) >= acted.first_s["second"] - 1.0

@@ -20,6 +20,7 @@ def _progress(done: float, what: str) -> None:
 KINDS = ["tray_flaps", "two_racks", "liar_and_leak", "unseen", "liar", "gateway_lies", "release"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", sampled(KINDS, "liar_and_leak", "unseen", "gateway_lies"))
 def test_racks_that_leak_are_isolated_and_no_other_is(kind: str) -> None:
     (leak,) = leaks_of("develop", [kind], 1)

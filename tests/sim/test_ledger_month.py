@@ -31,7 +31,7 @@ def assert_exact(month: LedgerMonth) -> None:
         assert racks + cooling == pytest.approx(hour.site.energy_j, rel=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hours_with_all_troubles_add_up() -> None:
     month = run_month(1, 7200.0, racks=2, pause_s=300.0)
     assert_exact(month)
@@ -48,7 +48,7 @@ def test_two_hours_with_all_troubles_add_up() -> None:
     assert other.ledger.running() == engine.ledger.running()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_water_per_energy_is_that_of_the_plant() -> None:
     month = run_month(2, 7200.0, racks=2, pause_s=300.0, cooling="tower")
     found = statement(month.hours, "site", *EVER)

@@ -58,6 +58,7 @@ def test_no_single_wire_costs_others_more_than_a_hundredth_or_trips_or_heats() -
     assert off == list(GAPS)
 
 
+@pytest.mark.long
 def test_a_sample_of_cells_is_no_worse_than_its_rows() -> None:
     rows = committed()
     keys = [key for key in cells() if key in rows and not key.startswith("time")]

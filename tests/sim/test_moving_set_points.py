@@ -64,6 +64,7 @@ def _named(fault: Fault) -> tuple[str, str, str]:
     return fault.kind, fault.table, fault.signal
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("cooling", "moves_k"),
     sampled([("chiller", (-6.0, -4.0, 4.0, 6.0)), ("dry_cooler", (-1.0, 2.0))], ("dry_cooler", (-1.0, 2.0))),
@@ -76,6 +77,7 @@ def test_set_points_that_move_through_their_envelope_are_no_fault(
     assert (min(moving.reached_c), max(moving.reached_c)) == (pytest.approx(27.0, abs=5.0), 45.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "signal", "off_k"),
     sampled(

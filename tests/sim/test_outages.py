@@ -49,6 +49,7 @@ def running(leak: bool = False) -> MutedSite:
     return _running(leak).fork()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("publisher", PUBLISHERS)
 def test_a_publisher_that_stops_is_one_alarm_that_ends_when_it_is_back(publisher: str) -> None:
     stopped, identity, title = PUBLISHERS[publisher]

@@ -44,6 +44,7 @@ class Stand(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
+@pytest.mark.long
 def test_carbon_comes_by_itself_with_its_gaps_told_and_a_wrong_key_is_an_alarm(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     key = tmp_path / "d" / "key"

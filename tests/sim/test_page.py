@@ -129,6 +129,7 @@ def logged_in(browser: Browser, desk: BeatingDesk, role: str = "operator", **mor
     return screen
 
 
+@pytest.mark.long
 def test_every_page_loads_clean_and_is_usable_by_all(
     browser: Browser, desk: BeatingDesk, server: Callable[..., Path]
 ) -> None:
@@ -538,6 +539,7 @@ CLEARED_OR_LOGIN = """() => {
 }"""
 
 
+@pytest.mark.long
 def test_it_survives_a_restart_and_asks_again_when_the_token_is_gone(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,6 +167,7 @@ def test_why_a_node_was_drained_in_march_is_answered_by_the_page_alone(
     assert screen.complaints == again.complaints == []
 
 
+@pytest.mark.long
 def test_the_record_names_its_proof_and_a_pruned_link_says_so(browser: Browser, desk: RecordedDesk) -> None:
     screen = browser.open(desk.pod.url)
     screen.log_in(desk.pod.secrets["viewer"])

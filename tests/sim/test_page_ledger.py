@@ -142,6 +142,7 @@ def test_a_token_without_tenant_is_told_so(browser: Browser, desk: Desk) -> None
     screen.shows("the token stranger speaks for no tenant and no job; expected tenant.NAME or job.NAME")
 
 
+@pytest.mark.long
 def test_demand_is_shown_by_queue_and_priority_with_what_is_unknown(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

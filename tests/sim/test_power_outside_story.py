@@ -67,6 +67,7 @@ def asked(loop: Loop, limit_w: float, **more: Any) -> LoadTargetSet:
     return LoadTargetSet(author="grid", target="dr", limit_w=limit_w, kind="demand_response", **more)
 
 
+@pytest.mark.long
 def test_a_demand_response_is_there_within_seconds_spares_what_is_high_and_ends_on_the_ramp() -> None:
     ramp_w_per_s = 200.0
     loop = story(ramp_up_w_per_s=ramp_w_per_s)

@@ -112,6 +112,7 @@ def test_without_them_the_breaker_opens_and_the_racks_go_dark() -> None:
     assert found.dark[-1] == 8
 
 
+@pytest.mark.long
 def test_with_both_the_other_feed_has_been_kept_free_for_it() -> None:
     found = story("both")
     assert found.tripped == []
@@ -123,6 +124,7 @@ def test_with_both_the_other_feed_has_been_kept_free_for_it() -> None:
     assert found.feeder_w[10:, 2:].max() <= PDU_W
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("who", sampled(["guard", "shared"], "guard"))
 def test_the_guard_is_in_time_where_nobody_kept_anything_free(who: str) -> None:
     """A building's readings come each 2 s and are up to 3 s old; supplies tell in a second who feeds them."""
@@ -134,6 +136,7 @@ def test_the_guard_is_in_time_where_nobody_kept_anything_free(who: str) -> None:
     assert found.dark.sum() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2])
 def test_with_jobs_that_swing_no_budget_is_exceeded_for_longer_than_it_takes_to_see(seed: int) -> None:
     found, alone = story("both", True, seed), story("nobody", True, seed)

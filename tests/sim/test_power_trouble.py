@@ -242,6 +242,7 @@ def stopped(begin_s: int, end_s: int) -> Network:
     return network
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("begin_s", "end_s"), [(38, 98), (43, 63)])
 def test_telemetry_stops_around_the_loss_of_a_feed(begin_s: int, end_s: int) -> None:
     """Nobody sees the loss; no breaker opens within a minute at twice the budget, and then it is cut."""
@@ -295,6 +296,7 @@ def test_a_network_that_fails_in_other_ways(name: str, late_s: int) -> None:
     assert found.late_s() <= late_s
 
 
+@pytest.mark.long
 def test_more_gpus_that_ignore_caps_than_others_can_make_up_for_open_the_breaker_and_are_told() -> None:
     """Physics: what does not listen draws most of it; the rest at 200 W leaves 1.6 times feed B's budget."""
     found = Trouble()

@@ -120,7 +120,7 @@ def test_a_lost_feed_drains_nobody() -> None:
     assert not daemon.out().any()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("spread_s", [0.0, 600.0])
 def test_a_bad_driver_on_two_hundred_nodes_drains_no_mass(spread_s: float) -> None:
     """No diagnosis names it: what speaks is only that so many look bad at once, wherever they stand."""

@@ -195,6 +195,7 @@ def shown(text: str, secrets: dict[str, str]) -> list[str]:
     return found
 
 
+@pytest.mark.long
 def test_no_secret_of_a_running_daemon_is_ever_seen(server: Server, tmp_path: Path) -> None:
     paths = write_secrets(tmp_path / "secrets")
     accounts = tmp_path / "accounts"

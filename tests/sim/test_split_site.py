@@ -91,6 +91,7 @@ def check_mirrors(site: SplitSite) -> None:
     assert {key for key, value in good.items() if whole.get(key) != value} == set()
 
 
+@pytest.mark.long
 def test_a_split_site_is_the_site(server: Callable[..., Path], tmp_path: Path) -> None:
     with split_site(server, tmp_path, SITE) as site:
         roles = {one.folder.name: one.get("/api/v1/summary")["role"] for one in site.daemons}

@@ -252,7 +252,7 @@ def weather(seed: int, seconds: int, folder: Path) -> Checker:
     return checker
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", sampled([0, 2], 2))
 def test_a_short_storm(tmp_path: Path, seed: int) -> None:
     checker = weather(seed, 250, tmp_path / "run")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.straggler_trial import Trial, run_healthy, run_slow
 
 
+@pytest.mark.long
 def test_slow_members_are_named_and_healthy_jobs_are_quiet() -> None:
     trial = Trial()
     run_slow(24, 3, trial)

@@ -21,6 +21,7 @@ from twin.simulation import Simulation
 PACE, CLEAN_D, LIFE_D, RUN_D, DAY_S = 240.0, 4.0, 30.0, 16.0, 86_400.0
 
 
+@pytest.mark.long
 def test_a_filter_that_clogs_is_told_with_the_date_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("POINT_S", "LEAST_SPAN_S", "LONGEST_S"):
         monkeypatch.setattr(wear, name, getattr(wear, name) / PACE)

@@ -47,6 +47,7 @@ def graph(product: dict[str, rules.Source]) -> dict[str, set[str]]:
     return edges
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rule", rules.BOUNDED, ids=lambda rule: rule.__name__)
 def test_what_breaks_a_bounded_rule_gets_fewer(
     rule: Callable[[rules.Source], Iterator[str]], code: list[rules.Source]
@@ -84,6 +85,7 @@ def test_imports_make_no_circle(graph: dict[str, set[str]]) -> None:
     assert sorted(edges) == []
 
 
+@pytest.mark.long
 def test_a_module_that_one_neighbour_uses_is_part_of_it(graph: dict[str, set[str]]) -> None:
     """Unless other packages or tests use it by itself."""
     users: dict[str, set[str]] = defaultdict(set)

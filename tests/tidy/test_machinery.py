@@ -93,6 +93,7 @@ def test_long_tests_run_by_their_own_target(suite: Path) -> None:
     assert "1 passed, 7 deselected" in answer.stdout, answer.stdout
 
 
+@pytest.mark.long
 def test_what_the_tests_of_a_file_share_is_set_up_once_however_many_run_at_once(suite: Path) -> None:
     for name, mark in (("a", "@pytest.mark.slow"), ("b", "")):
         (suite / "tests" / "unit" / f"test_{name}.py").write_text(SHARED.format(mark=mark))

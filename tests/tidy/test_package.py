@@ -17,6 +17,7 @@ from tests.tidy import tree
 PACKAGES = {"twin", "policies", "connectors", "models"}
 
 
+@pytest.mark.long
 def test_the_wheel_holds_the_four_packages_and_their_data(tmp_path: Path) -> None:
     pytest.importorskip("hatchling", reason="hatchling is not here: run `make test`, which installs it")
     clone = tmp_path / "clone"

@@ -13,7 +13,7 @@ import pytest
 from tests.support.page_packages import WEB, page_packages
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_sources_give_the_same_bytes_again(server: Callable[..., Path], tmp_path: Path) -> None:
     node, packages = server("node", "nodejs"), page_packages(server)
     shutil.copytree(WEB, tmp_path / "web", ignore=shutil.ignore_patterns("node_modules", "assets"))

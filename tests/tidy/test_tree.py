@@ -10,6 +10,7 @@ import pytest
 from tests.tidy import rules, tree
 
 
+@pytest.mark.long
 def test_code_keeps_the_house_rules() -> None:
     found = [f"{path}: expected UTF-8" for path in tree.code() if tree.text(path) is None]
     found += [problem for source in rules.sources(tree.code()) for problem in rules.problems(source)]
@@ -17,6 +18,7 @@ def test_code_keeps_the_house_rules() -> None:
         pytest.fail("\n".join(found), pytrace=False)
 
 
+@pytest.mark.long
 def test_no_docstring_of_a_test_asks_a_question() -> None:
     # One file at a time: the trees of all would fill the memory
     each = (source for path in tree.suite() for source in rules.sources([path]))

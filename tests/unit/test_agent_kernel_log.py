@@ -200,6 +200,7 @@ def test_a_board_that_moved_is_known_by_its_address_alone() -> None:
     assert "0000:04:00" in fault.detail
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=120), st.floats(allow_nan=True), st.integers(-1, 2**62))
 def test_garbage_is_read_without_complaint(text: str, age_s: float, wall_ns: int) -> None:

@@ -267,7 +267,7 @@ async def ended(pod: Pod, identity: str) -> dict[str, Any]:
             await asyncio.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("prompt")
 def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(json.dumps(two_racks()))
@@ -313,7 +313,7 @@ def test_a_what_if_runs_beside_the_loop_one_at_a_time_and_changes_nothing(tmp_pa
     serve(tmp_path, check, more=more)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("prompt")
 def test_a_what_if_goes_back_before_a_tick_of_the_run(tmp_path: Path) -> None:
     site = tmp_path / "site.yaml"

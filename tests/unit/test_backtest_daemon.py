@@ -74,7 +74,7 @@ def wrap(online: Any, kept: dict[int, F64]) -> None:
     online.issue = written
 
 
-@pytest.mark.slow  # three weeks of hours, twice
+@pytest.mark.long  # three weeks of hours, twice
 @pytest.mark.usefixtures("_small")
 def test_the_daemon_and_the_backtest_say_the_same_of_the_same_past() -> None:
     values = hours(ROWS)

@@ -35,7 +35,7 @@ def quiet() -> ProgressBar:
     return ProgressBar(Console(file=io.StringIO()), "backtest")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_numbers_do_not_hang_on_the_number_of_processes() -> None:
     kinds = kinds_of("last", "ewma5", "linear")
     asks = [BacktestTask(panel_of(seed=i), (1, 5, 100), kinds, backtest_terms(0.5)) for i in range(2)]
@@ -55,7 +55,7 @@ def test_an_error_in_a_worker_is_told_in_its_words() -> None:
         run_all([BacktestTask(wrong, (1, 300), kinds_of("last"), BacktestTerms())], 2, quiet())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_bar_moves_within_fits_and_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[float, str]] = []
 
@@ -97,6 +97,7 @@ def compared(names: tuple[str, str] = ("ewma5", "last"), pooled: list[int] | Non
     return told
 
 
+@pytest.mark.long
 def test_a_rival_beside_is_told_by_horizon_as_a_whole_and_for_what_stands_alone() -> None:
     told = compared(pooled=[0])
     assert [h["horizon_steps"] for h in told["horizons"]] == [1, 20]
@@ -114,6 +115,7 @@ def test_a_rival_beside_is_told_by_horizon_as_a_whole_and_for_what_stands_alone(
     assert any("all horizons" in line for line in rival_lines(told))
 
 
+@pytest.mark.long
 def test_the_same_forecaster_is_even_with_itself() -> None:
     told = compared(("last", "last"))
     assert [h["ratio"] for h in told["horizons"]] == [1.0, 1.0]

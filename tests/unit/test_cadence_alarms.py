@@ -61,6 +61,7 @@ def test_a_lost_scrape_of_healthy_gpus_is_nothing(before: int, lost: int) -> Non
         assert not twin.engine.in_force["thermal_guard"]
 
 
+@pytest.mark.long
 def test_scrapes_of_which_a_third_is_lost_raise_nothing() -> None:
     twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(9)
     site = twin.site
@@ -162,6 +163,7 @@ FAILING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FAILING)
 def test_silence_is_critical_where_a_second_signal_says_that_the_cooling_fails(name: str) -> None:
     changed, sentence = FAILING[name]
@@ -178,6 +180,7 @@ def test_silence_is_critical_where_a_second_signal_says_that_the_cooling_fails(n
     assert "beyond/gpu.temp_c/feared" not in twin.engine.findings.active, "they are heard, and cool"
 
 
+@pytest.mark.long
 def test_silence_is_a_warning_where_the_second_signal_is_silent_too() -> None:
     twin, racks = scraped([])
     lost = racks | {"rack.flow_lpm": 3.0}

@@ -35,6 +35,7 @@ def plates(desk: Desk, seconds: int, plate: F64, growth_per_s: F64) -> None:
         }, 4.0)  # fmt: skip
 
 
+@pytest.mark.long
 def test_a_plate_that_fouls_slowly_drifts_and_no_other() -> None:
     desk = Desk(two_racks())
     n = desk.site.sizes["gpu"]

@@ -68,6 +68,7 @@ def test_a_save_that_changes_nothing_is_not_asked_for(
     assert bool(twin.why(SINCE)) == asked
 
 
+@pytest.mark.long
 def test_an_unanswered_ask_ends_and_is_no_alarm() -> None:
     twin = Saving({"a": EIGHT})
     twin.says.day, twin.says.hour = chances(0.0, n3=0.9), chances(n3=0.6)
@@ -116,6 +117,7 @@ def test_an_old_verdict_counts_no_more() -> None:
     assert twin.why(SINCE) == []
 
 
+@pytest.mark.long
 def test_a_drain_that_somebody_wants_is_told_to_the_job_once() -> None:
     twin = Saving({"a": EIGHT, "b": OTHERS})
     twin.says.day = 0.001

@@ -154,6 +154,7 @@ def test_a_rate_that_flickers_changes_nothing() -> None:
     assert len(heard) == 2, "nothing at first, then one interval"
 
 
+@pytest.mark.long
 def test_a_rate_that_rises_is_followed_and_costs_less_than_the_threshold() -> None:
     twin = Saving({"a": EIGHT})
     ailing(twin.engine)  # whose log of failures has no begin: only what is forecast counts
@@ -298,6 +299,7 @@ def test_saves_to_memory_get_the_interval_that_is_best_between_durable_ones() ->
     assert worth[0] > best.ettr[0] - 1e-4
 
 
+@pytest.mark.long
 def test_a_job_that_does_not_save_to_memory_as_advised_is_no_fault_and_one_that_does_is_done() -> None:
     twin = Saving({"a": EIGHT}, told=RESTLESS)
     tiered(twin, local_s=50.0)
@@ -316,6 +318,7 @@ def test_a_job_that_does_not_save_to_memory_as_advised_is_no_fault_and_one_that_
     assert all(f.severity == "info" for f in twin.engine.findings.active.values() if "checkpoint" in f.id)
 
 
+@pytest.mark.long
 def test_without_a_plan_the_interval_in_memory_is_let_go_with_the_other() -> None:
     twin = Saving({"a": EIGHT}, told=RESTLESS)
     tiered(twin)

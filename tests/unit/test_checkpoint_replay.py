@@ -311,7 +311,7 @@ def test_fleets_that_follow_one_another_are_one_longer_watch() -> None:
     assert large.useful_s.sum(axis=0) == pytest.approx(both)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_best_interval_of_a_steady_rate_is_found_in_hindsight() -> None:
     rng = np.random.default_rng(7)
     at = np.sort(rng.uniform(0.0, 120.0, 1600))
@@ -333,7 +333,7 @@ def test_a_fault_with_which_the_log_ends_takes_nothing() -> None:
     assert found.useful_s[:, fixed].sum() == pytest.approx(15.0 * DAY_S - 60.0 * saves)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "least_pp"), sampled([("drift", 0.3), ("steady", -0.15)], ("drift", 0.3)))
 def test_what_fails_of_late_pays_where_a_rate_drifts_and_costs_little_elsewhere(
     name: str, least_pp: float

@@ -156,7 +156,7 @@ def test_a_small_fleet_that_began_at_once_stays_within_its_ramp_and_trains_more(
     assert staggered.saves > 0.95 * 6 * herd.n, "intervals are moved, and not made longer"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_policy_in_an_engine_staggers_a_fleet() -> None:
     herd = FleetSettings(n=100, work_s=(4.0, 8.0), ramp_pu=0.08)
     staggered = SavingFleet(herd, engine_advisor(herd)).run(2)

@@ -54,6 +54,7 @@ def test_a_full_file_system_stops_no_saves_onto_another() -> None:
     assert SINCE in {p.control for p in twin.engine.in_force["checkpoint"]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["storage.flush_bytes_per_s", "storage.restore_bytes_per_s"])
 def test_what_else_is_written_or_restored_leaves_less_to_checkpoints(key: str) -> None:
     nodes = {f"j{i}": (f"r{1 + i // 18}/node{i % 18}",) for i in range(36)}

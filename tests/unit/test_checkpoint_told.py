@@ -269,6 +269,7 @@ def test_a_snapshot_that_knew_less_is_read() -> None:
     assert not back.saved_ns.any()
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(

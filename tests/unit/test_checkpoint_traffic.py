@@ -139,7 +139,7 @@ def foreseen_and_true(then: float, now: float, seed: int) -> tuple[float, float]
     return foreseen, true
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("then, now", sampled([(0.05, 0.5), (0.2, 0.5), (0.5, 0.1), (0.3, 0.3)], (0.2, 0.5)))
 def test_restarts_are_predicted_within_a_tenth_beside_load_that_no_job_tells_of(
     then: float, now: float
@@ -230,6 +230,7 @@ def test_what_counters_show_of_others_leaves_less_to_checkpoints_without_any_his
     assert often[1] > 1.5 * often[0]
 
 
+@pytest.mark.long
 def test_counters_that_fall_silent_are_forgotten_and_come_back() -> None:
     parts = [Others(0.05, 0.0, 2 * OBSERVED_S), Others(0.7, 2 * OBSERVED_S, 5 * OBSERVED_S)]
     storage = Storage(saving(), parts, seed=4, restarts_s=[1.5 * OBSERVED_S])
@@ -250,6 +251,7 @@ def test_a_slip_of_a_counter_is_no_bandwidth() -> None:
     assert traffic.busy_pu[0] == pytest.approx(0.5, abs=0.05)
 
 
+@pytest.mark.long
 def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
     view_terms = SaveTerms(*(np.array([x]) for x in (60.0, 30.0, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0)))
     nothing: Any = None
@@ -275,6 +277,7 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
     assert seen[-1] > 1.5 * before
 
 
+@pytest.mark.long
 def test_a_restart_of_the_daemon_changes_nothing() -> None:
     one, other = (Storage(saving(), [Others(0.5, 0.0, 4 * OBSERVED_S)], seed=2) for _ in "ab")
     for storage in (one, other):

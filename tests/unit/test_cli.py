@@ -67,6 +67,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*REPLAY, "--json"]
     assert main(args) == 0
@@ -242,6 +243,7 @@ def test_show_prints_what_lies_before_the_damage(lab: Path, capsys: pytest.Captu
     assert "line 2" in told.err
 
 
+@pytest.mark.long
 def test_a_replay_says_how_much_it_compared(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "replay", "--trace", "run"]) == 0
     assert "equal to its journal: " in capsys.readouterr().out
@@ -380,7 +382,7 @@ def test_bad_calls(
         assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_bytes_in_a_run_are_met(

@@ -340,6 +340,7 @@ def test_notes_go_to_stderr_beside_json(lab: Path, capsys: pytest.CaptureFixture
     assert "gap asked for" in seen.err
 
 
+@pytest.mark.long
 def test_a_rival_beside_a_series(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ask(lab, "--value-column", "two", "--horizons", "1,50", "--rival", "ewma60")
     told = answer(capsys, *words)

@@ -210,7 +210,7 @@ def test_a_replay_prints_scores_and_goals(tmp_path: Path, capsys: pytest.Capture
     assert "[log].csv" in seen.out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_suite_says_that_it_is_simulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,6 +138,7 @@ def _names(folder: Path, what: str) -> set[str]:
     return {path.name.removeprefix(what) for path in folder.glob(f"{what}*")}
 
 
+@pytest.mark.long
 def test_a_backtest_on_a_cluster_is_the_same_byte_for_byte(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def accused(pod: Twin) -> set[tuple[str, int]]:
     return {(f"{a.table}.{a.signal}", a.entity) for a in pod.engine.diagnosis.contradictions.accused.values()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sampled(LIES, *HERE))
 def test_a_reading_that_the_others_exclude_is_accused(name: str) -> None:
     changes, key = LIES[name]
@@ -146,6 +147,7 @@ def test_one_odd_reading_accuses_nobody_and_an_accusation_ends() -> None:
     assert accused(pod) == set()
 
 
+@pytest.mark.long
 def test_who_never_kept_a_law_is_not_judged_by_it() -> None:
     pod = Twin(two_racks())
     odd = KEPT | {"node.psu1_power_w": 0.0, "rack.liquid_isolation_state": 1.0}
@@ -155,6 +157,7 @@ def test_who_never_kept_a_law_is_not_judged_by_it() -> None:
     assert accused(pod) == set()
 
 
+@pytest.mark.long
 def test_memory_that_overshoots_as_work_begins_accuses_nobody() -> None:
     """Metal follows a step of the load late."""
     pod, warm = copy.deepcopy(learned()), KEPT | {"gpu.hbm_temp_c": 76.0}

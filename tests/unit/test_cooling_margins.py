@@ -325,6 +325,7 @@ def test_readings_teach_each_column_at_its_own_pace(dt_s: float) -> None:
             assert (got[name][n:] == before[name]).all(), "what is cooled by air learns nothing"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", margins.SET_POINTS)
 def test_a_lost_reading_of_a_set_point_changes_nothing_that_is_remembered(lost: str) -> None:
     """The BMS's own set point is warmer than the final one, which came down from 33 degC."""

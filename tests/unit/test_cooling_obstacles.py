@@ -104,6 +104,7 @@ def test_the_set_point_that_stands_is_the_coldest_as_asked_for_or_as_the_bms_has
         assert standing_c(memory, group) == expected_c
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["cdu.supply_temp_setpoint_c", "cdu.supply_temp_setpoint_final_c"])
 def test_a_lost_reading_of_a_set_point_leaves_it_in_force_until_it_is_old(key: str) -> None:
     """The coolant, 3 K warmer, stands in for a set point that nobody reports."""

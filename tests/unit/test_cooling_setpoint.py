@@ -173,6 +173,7 @@ def test_the_model_with_the_designs_numbers_is_the_plant_of_the_design(
         assert loop_power_w(plate, factors, at) == pytest.approx(float(t.loop_power_w[0]), rel=0.03)
 
 
+@pytest.mark.long
 def test_it_ends_where_total_power_is_least_within_its_doubt(settled: Simulation) -> None:
     plant = settled.plant.fork()
     memory = settled.engine.memory[NAME]
@@ -232,6 +233,7 @@ def test_what_is_wrong_brings_it_back(settled: Simulation, happens: Callable[[Si
     assert "because" in text_of(sim)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("table", "signal"),
     sampled(
@@ -274,6 +276,7 @@ HERE = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("table", "signal", "trouble", "amount"), sampled(LIES, *HERE))
 def test_a_sensor_that_lies_moves_nothing_up(
     settled: Simulation, table: str, signal: str, trouble: str, amount: float
@@ -421,6 +424,7 @@ def test_a_set_point_that_a_daemon_left_is_not_taken_for_the_bms_s_own() -> None
     assert float(sim.engine.memory[NAME]["base_c"][0]) == 32.0
 
 
+@pytest.mark.long
 def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
     sim = simulated(plant_of(lab(), 18.0), authority="advise")
     sim.run(3 * 3600.0)
@@ -438,6 +442,7 @@ def test_without_a_meter_savings_are_called_estimates() -> None:
     assert "savings are estimates" in text_of(sim)
 
 
+@pytest.mark.long
 def test_a_hall_of_unknown_dew_point_is_not_cooled_below_the_safe_value() -> None:
     sim = simulated(plant_of(lab(), -5.0))
     sim.plant.disturbance.sensors = [SensorFault("hall", 0, "cold_aisle_rh_pu", "silent", 0.0)]
@@ -617,6 +622,7 @@ def test_an_unknown_flow_or_a_pressure_that_is_not_held_gives_it_back(
     assert np.isnan(asked_pa(sim))
 
 
+@pytest.mark.long
 def test_one_lever_is_moved_at_a_time() -> None:
     sim, moves = simulated(plant_of(lab(), 18.0)), set[int]()
     for _ in range(150):
@@ -736,6 +742,7 @@ def test_water_goes_no_warmer_while_pumps_are_slow_and_the_flow_is_unknown(settl
     assert moved_c[1] <= 0.0
 
 
+@pytest.mark.long
 def test_advice_on_a_pressure_that_nobody_follows_is_one_move() -> None:
     sim, moves, asked = simulated(plant_of(lab(), 18.0), authority="advise"), set[int](), set[float]()
     for _ in range(150):

@@ -57,7 +57,7 @@ def until_busy(process: subprocess.Popen[str]) -> None:
     pytest.fail(f"it did not begin its work; exit {process.poll()}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_it_at_once_and_says_so(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = [f"{1_700_000_000 + 60 * i},{v:.3f}" for i, v in enumerate(rng.normal(size=20_000).cumsum())]

@@ -144,6 +144,7 @@ async def every(pod: Pod, asked: dict[str, Any]) -> list[dict[str, Any]]:
     raise AssertionError("the pages do not end")
 
 
+@pytest.mark.long
 def test_a_note_that_came_while_a_tick_was_written_breaks_no_line_of_memory(
     tmp_path: Path, recorded: Recorded
 ) -> None:

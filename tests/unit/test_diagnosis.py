@@ -337,6 +337,7 @@ def test_a_current_may_stand_still_where_its_noise_drowns_in_its_last_digit(
 PRESSURE = "cdu.supply_pressure_pa"  # no comparison judges it
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("swings", [(0.63, 0.67, 0.76), (0.5, 0.62, 0.58, 0.61, 0.59), (1.3, 1.2, 1.15)])
 def test_a_pressure_that_steps_and_swings_back_some_of_the_way_is_no_spike(swings: tuple[float, ...]) -> None:
     """As where a pump trips and the other one takes over, and again when it starts: each level lasts."""
@@ -349,6 +350,7 @@ def test_a_pressure_that_steps_and_swings_back_some_of_the_way_is_no_spike(swing
     assert ever == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("height_pa", [6e4, -6e4])
 def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa: float) -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)
@@ -358,6 +360,7 @@ def test_a_pressure_that_leaps_there_and_back_is_a_sensor_that_spikes(height_pa:
     assert told(pod) == [("sensor_spiking", "cdu", 0, "supply_pressure_pa")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("drop_pu", "spiking"), [(0.3, 0), (0.0, 1)])
 def test_memory_that_cools_while_it_is_not_read_does_not_spike(drop_pu: float, spiking: int) -> None:
     """Bursts of work of one reading: the power leaps with the memory's temperature, or does not."""
@@ -373,6 +376,7 @@ def test_memory_that_cools_while_it_is_not_read_does_not_spike(drop_pu: float, s
     assert found == [("sensor_spiking", "gpu", 5, "hbm_temp_c")] * spiking
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step_k", "noise_k", "to_c", "kinds"),
     sampled(
@@ -427,6 +431,7 @@ def test_comparisons_that_a_lost_feed_disturbs_confirm_no_spike_of_a_nodes_power
     assert ("feed_lost" in ever) == lost
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", [True, False], ids=["both feeds", "one"])
 def test_a_load_that_jumps_is_read_by_both_feeds_some_seconds_apart(other: bool) -> None:
     pod, rng = Twin(two_racks()), np.random.default_rng(1)

@@ -124,6 +124,7 @@ def test_a_node_that_is_off_is_not_silent_as_well_and_a_rack_that_is_off_is_no_f
     assert told(pod) == []
 
 
+@pytest.mark.long
 def test_a_feed_without_voltage_reports_no_frequency_and_that_is_no_silence() -> None:
     """Of one lost feed and of all; what its meter no longer reports is missed when it is back."""
     alive = {"feeder.voltage_v": 415.0, "feeder.power_w": 90e3, "feeder.frequency_hz": 50.0}
@@ -147,6 +148,7 @@ def silences(pod: Twin) -> list[str]:
     return [f.id for f in pod.decision.findings if f.id.startswith(("silence/", "fault/node_silent"))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feeds", [1, 2])
 def test_what_has_no_power_is_silent_for_that_until_its_nodes_can_have_started(feeds: int) -> None:
     """With both feeds lost, nodes and GPUs are part of that; with one, nothing explains their silence."""
@@ -163,6 +165,7 @@ def test_what_has_no_power_is_silent_for_that_until_its_nodes_can_have_started(f
             assert silences(pod) != []
 
 
+@pytest.mark.long
 def test_what_heat_shuts_down_behind_a_stopped_pump_is_part_of_that_and_known_when_it_runs_again() -> None:
     """GPUs that said that they fell off the bus; one that said nothing is missed when the pumps run."""
     pod = Twin(two_racks())

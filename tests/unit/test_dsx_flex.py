@@ -405,6 +405,7 @@ steps = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(steps)
 @example([(100, "main-a", None, None, 0), (None, "main-a", 5, 401, 1), (None, "main-a", None, None, 1)])

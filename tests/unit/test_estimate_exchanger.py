@@ -95,6 +95,7 @@ def settled(factor: float = 1.2) -> Cooled:
     return copy.deepcopy(_run(factor))
 
 
+@pytest.mark.long
 def test_all_relations_hold_on_a_healthy_cdu() -> None:
     c = settled()
     worst = dict.fromkeys(EIGHT, 0.0)
@@ -152,6 +153,7 @@ def test_the_expectation_follows_flow_and_return_without_new_learning() -> None:
     assert abs(c.z("cdu.supply_temp_c")[0]) < 4.0
 
 
+@pytest.mark.long
 def test_what_passes_the_cdus_by_is_found_and_cools_their_return_more_at_part_load() -> None:
     c = Cooled(bypass=0.1)
     for _ in range(600):
@@ -164,7 +166,7 @@ def test_what_passes_the_cdus_by_is_found_and_cools_their_return_more_at_part_lo
     assert far < 4.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fouling_warms_the_supply_and_drifts_the_conductance() -> None:
     c = settled()
     for _ in range(240):

@@ -267,7 +267,7 @@ def test_dried_paste_at_once_is_a_residual_that_lasts() -> None:
     assert np.mean(excess[8:]) == pytest.approx(1.0, abs=0.1)  # next to nothing was taken for normal
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
     fleet = settled(1500)
     reference = fleet.estimator.parameters()["gpu.resistance"].reference.copy()
@@ -397,6 +397,7 @@ def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
     assert np.abs(np.delete(z, 9)).max() < 5.0
 
 
+@pytest.mark.long
 def test_what_the_air_of_a_node_does_while_its_gpus_become_known_is_no_drift_of_one() -> None:
     """GPUs at unlike levels become known at unlike times; meanwhile their air is warmer than it reads."""
     site = {"site": "lab", "halls": [{"name": "h", "racks": [

@@ -141,6 +141,7 @@ def test_racks_without_coolant_have_no_comparisons() -> None:
         assert np.isnan(desk.estimator.residuals[name].confidence_pu).all()
 
 
+@pytest.mark.long
 def test_liquid_carries_less_of_a_rack_whose_gpus_idle() -> None:
     """Plates take nearly all that GPUs draw and a part of the rest: the share that is learned stays."""
     desk, rack_w = Desk(two_racks()), np.array([100e3, 100e3])

@@ -146,6 +146,7 @@ def test_one_pump_alone_has_to_give_the_whole_flow() -> None:
     assert np.isnan(c.desk.estimator.residuals["cdu.flow_lpm/pump"].expected[0])
 
 
+@pytest.mark.long
 def test_a_speed_read_in_steps_does_not_tell_of_a_worn_pump() -> None:
     """Speed in whole hundredths: within a step the head goes by three percent unseen."""
 
@@ -186,6 +187,7 @@ FAR = 5.0  # sigmas, beyond any noise
 SHUT_OR_OPEN = st.sampled_from([0.3, 0.5, 0.6, 0.63, 0.65, 0.7, 0.9, 1.0])
 
 
+@pytest.mark.long
 @settings(max_examples=10)
 @given(to=SHUT_OR_OPEN, characteristic=st.sampled_from(["linear", "equal-percentage", "elsewhere"]))
 def test_a_valve_that_moves_is_no_blockage(to: float, characteristic: str) -> None:

@@ -239,7 +239,7 @@ def life(
     return out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_signs_are_learned_and_what_is_said_comes_true() -> None:
     model, fleet = Failure(), Fleet(60, 40.0, 0.06, 0.6, 1)
     told = life(fleet, 40.0, model)
@@ -255,7 +255,7 @@ def test_signs_are_learned_and_what_is_said_comes_true() -> None:
     assert y[high].mean() > 10.0 * y[~high].mean()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_signs_the_baseline_stays_in_force() -> None:
     model = Failure()
     life(Fleet(60, 20.0, 0.09, 0.0, 2), 20.0, model, step_d=1200 / 86_400)
@@ -263,7 +263,7 @@ def test_without_signs_the_baseline_stays_in_force() -> None:
     assert not any(c.hazard for c in model.fitted.champions)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_restart_changes_nothing() -> None:
     fleet, model = Fleet(40, 22.0, 0.1, 0.7, 3), Failure()
     life(fleet, 20.0, model, step_d=1200 / 86_400)

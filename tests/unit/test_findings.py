@@ -51,6 +51,7 @@ def settled() -> tuple[Twin, np.random.Generator]:
     return copy.deepcopy(_run())
 
 
+@pytest.mark.long
 def test_a_meter_that_goes_wrong_is_found_after_a_minute_and_cleared_when_mended() -> None:
     twin, rng = settled()
     raised = []

@@ -84,6 +84,7 @@ def aim(limit_w: float, tag: str = "main-a", **more: Any) -> LoadTargetSet:
                          feeders=feeders, kind="flex", **more)  # fmt: skip
 
 
+@pytest.mark.long
 def test_feeds_are_seen_as_the_plant_is() -> None:
     desk = Desk()
     desk.loop.run(3)

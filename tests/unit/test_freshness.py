@@ -89,6 +89,7 @@ def test_everybody_holds_the_same_readings_for_current(periods_s: dict[str, floa
             assert theirs.tolist() == good.tolist(), (key, who, after_s * NS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("period_s", [1, 5, 15])
 def test_a_reading_is_late_as_soon_as_its_own_cadence_misses_the_next(period_s: int) -> None:
     """People see its age from then on, although it may still be good."""

@@ -66,6 +66,7 @@ class Pod:
         return self.twin.engine.goodput
 
 
+@pytest.mark.long
 def test_a_gpu_that_the_others_wait_for_is_named_with_its_cost() -> None:
     pod = Pod()
     pod.run(600, started())
@@ -137,6 +138,7 @@ def test_independent_work_and_gpus_of_no_job_are_left_alone() -> None:
     assert not pod.goodput.since_ns.any()
 
 
+@pytest.mark.long
 def test_time_is_trained_still_or_lost_and_adds_up() -> None:
     pod = Pod()
     pod.run(1200, started())
@@ -171,6 +173,7 @@ def told(pod: Pod, remaining_s: float) -> CheckpointTold:
     )
 
 
+@pytest.mark.long
 def test_the_end_is_by_progress_where_the_job_tells_it_and_else_by_its_limit() -> None:
     pod = Pod()
     pod.run(900, started(time_limit_s=36_000.0))
@@ -230,6 +233,7 @@ def test_what_nobody_hears_counts_for_nothing() -> None:
     assert late_s < 120.0  # until the readings are stale
 
 
+@pytest.mark.long
 def test_a_straggler_that_is_no_longer_heard_is_not_told_on() -> None:
     pod = Pod()
     pod.run(600, started())

@@ -167,6 +167,7 @@ def test_a_single_machine_of_which_nobody_reports_is_not_lost_but_rings() -> Non
     assert UNKNOWN in alarms(campus)
 
 
+@pytest.mark.long
 def test_a_number_of_lost_machines_that_is_hours_old_is_unknown_and_more_lost_ones_stand() -> None:
     for lost, then_w in ((0.0, 1.2e6), (2.0, 0.8e6)):
         campus = CooledCampus()
@@ -185,6 +186,7 @@ def away(campus: CooledCampus, seconds: float) -> None:
     campus.twin.tick(None, TicksSkipped(count=round(seconds)), dt_s=seconds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [0.0, 2.0])
 def test_after_a_hub_was_away_halls_keep_their_shares_until_lost_machines_are_heard(lost: float) -> None:
     campus = CooledCampus()
@@ -202,6 +204,7 @@ def test_after_a_hub_was_away_halls_keep_their_shares_until_lost_machines_are_he
     assert UNKNOWN not in alarms(campus)
 
 
+@pytest.mark.long
 def test_lost_machines_that_are_not_heard_after_the_hub_was_away_are_unknown() -> None:
     campus = CooledCampus()
     campus.demand_w[:] = MOST_W

@@ -38,6 +38,7 @@ def step(loop: Loop, every_s: int, second: int, *events: Any) -> None:
     loop.tick(*events)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every_s", sampled([1, 30], 30))
 @pytest.mark.parametrize("policy", [PowerCap, PowerGuard])
 def test_who_is_armed_neither_cuts_again_nor_gives_back_before_its_commands_are_read(
@@ -52,6 +53,7 @@ def test_who_is_armed_neither_cuts_again_nor_gives_back_before_its_commands_are_
     assert loop.twin.engine.arbiter.shadow == {}, "what was read is reality"
 
 
+@pytest.mark.long
 def test_what_devices_never_tell_is_waited_for_no_longer_than_is_usual() -> None:
     loop, _ = armed_after(PowerCap(), 1, 60)
     loop.silent = set(READ_RARELY)

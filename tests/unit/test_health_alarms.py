@@ -294,6 +294,7 @@ def test_a_storm_ends_in_a_count() -> None:
     assert [f.id for f in ward.look()] == [f.id for f in found]
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.sampled_from(("gpu", "node", "psu", "pump")), st.integers(0, 143),
                           st.integers(0, 4)), max_size=12))  # fmt: skip
 def test_ids_are_unique_and_each_suspect_is_told_once(said: list[tuple[str, int, int]]) -> None:

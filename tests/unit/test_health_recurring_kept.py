@@ -218,6 +218,7 @@ def test_what_grows_unheard_is_one_trouble() -> None:
     assert twin.recurring.cycles[ERRORS].count.tolist() == [1]
 
 
+@pytest.mark.long
 def test_while_nobody_listens_nobody_falls_silent() -> None:
     twin = Living(two_racks())
     for _ in range(6):
@@ -301,6 +302,7 @@ def test_a_node_is_told_to_be_drained_at_once_and_why() -> None:
     assert not twin.recurring.standing.any()
 
 
+@pytest.mark.long
 def test_much_later_nothing_has_grown() -> None:
     """100,000 looks with trouble here and there: what is kept is bounded by the site, not by time."""
     watch = Watched(racks(1), [ERRORS, SILENT])

@@ -59,6 +59,7 @@ def test_of_several_comparisons_the_first_learned_is_kept() -> None:
     assert expected_rows(engine, "feeder") is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compacted", [False, True])
 def test_what_was_expected_is_read_back_beside_what_was_measured(tmp_path: Path, compacted: bool) -> None:
     pod = Twin(two_racks())

@@ -268,7 +268,7 @@ EVENT = st.builds(
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(EVENT, st.sampled_from([1.0, 300.0, 5000.0])), max_size=12), st.integers(0, 11))
 def test_live_replayed_and_resumed_agree(story: list[tuple[Event, float]], cut: int) -> None:

@@ -115,6 +115,7 @@ def test_who_sleeps_is_woken_before_the_forecast_rises_and_at_once_where_jobs_wa
     assert (pod.standby == WAKING).sum() == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", sampled(["demand", "forecast", "standby", "level"], "demand", "standby"))
 def test_what_is_unknown_lays_nobody_down_and_wakes_nobody(lost: str) -> None:
     pod = Pod(upper=48.0)
@@ -146,6 +147,7 @@ def test_a_node_that_others_wake_or_that_gets_a_job_is_left_to_them() -> None:
     assert pod.memory["phase"][6] == SLEEPING
 
 
+@pytest.mark.long
 def test_who_came_back_is_kept_ready_for_a_while() -> None:
     pod = Pod(upper=8.0, awake_s=300.0)
     pod.run(600)
@@ -159,6 +161,7 @@ def test_who_came_back_is_kept_ready_for_a_while() -> None:
     assert pod.standby[node] == ASLEEP
 
 
+@pytest.mark.long
 def test_who_would_not_sleep_is_not_asked_again_for_an_hour_and_who_is_found_asleep_may_be_woken() -> None:
     pod = Pod(upper=8.0)
     pod.obeys = False
@@ -214,6 +217,7 @@ def test_starts_of_one_look_bring_no_breaker_to_its_magnetic_trip() -> None:
     assert (pod.standby == WAKING).sum() > first
 
 
+@pytest.mark.long
 def test_a_breaker_that_is_hot_lets_nobody_start_until_it_has_cooled() -> None:
     pod = Pod(upper=8.0, ramp_pu=1.0)
     pod.run(900)

@@ -78,6 +78,7 @@ def test_a_node_that_moves_on_a_changed_site_keeps_its_alarm(told: Told) -> None
     assert told.heard == [("raised", "health/lab/h/r2/node3")]
 
 
+@pytest.mark.long
 def test_a_device_that_recovers_and_fails_again_within_minutes_is_one_incident(told: Told) -> None:
     for _ in range(3):
         told.run(300, {"gpu.row_remap_failed_state": 0.0})

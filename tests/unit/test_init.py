@@ -430,7 +430,7 @@ def test_a_host_without_accelerators_is_no_node(monkeypatch: pytest.MonkeyPatch,
     assert local_exporters() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_any_step_it_leaves_whole_files(tmp_path: Path) -> None:
     """The first kills leave a file of before, later ones what calls before them wrote."""
     with ForkedChildren("tests.support.broken_starts:init") as children:

@@ -107,6 +107,7 @@ def test_a_python_in_a_home_is_refused_for_the_service_sees_none(host: Host, bas
     host.install(FAKE_BASE="/opt/root/python")
 
 
+@pytest.mark.long
 def test_what_people_wrote_is_kept(host: Host) -> None:
     host.install()
     config = host.path("/etc/racktwin/racktwin.yaml")
@@ -125,6 +126,7 @@ def test_what_people_wrote_is_kept(host: Host) -> None:
     assert config.read_text() == "mine\n"
 
 
+@pytest.mark.long
 def test_an_upgrade_keeps_one_environment_to_go_back_to(host: Host) -> None:
     host.install(FAKE_VERSION="3.11.1")
     first = host.environments()

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.in_process_daemon import Pod, serve
 from tests.support.journal_bodies import bodies_of
@@ -61,6 +62,7 @@ def test_the_next_job_of_a_slot_is_not_held_to_what_the_last_was_told(tmp_path: 
     serve(tmp_path, check)
 
 
+@pytest.mark.long
 def test_findings_and_records_name_jobs() -> None:
     twin = Saving({"4711": EIGHT, "b": OTHERS})
     twin.says.day = 0.5

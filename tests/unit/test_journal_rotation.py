@@ -177,6 +177,7 @@ def test_nothing_is_deleted_that_was_not_announced(folder: Path) -> None:
     assert Upkeep(folder, Quotas(journal_mb=0)).run(0)  # nor after a crash
 
 
+@pytest.mark.long
 def test_replay_compares_from_where_both_are_kept(folder: Path) -> None:
     whole, engine = replayed(folder)
     prune(folder, journal_mb=0)
@@ -224,6 +225,7 @@ def test_a_hole_is_told_and_ends_the_replay(folder: Path) -> None:
     assert outcome.compared_lines > 0
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_across_segments(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     killed = run(folder, finish=False)

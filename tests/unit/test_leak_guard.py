@@ -150,6 +150,7 @@ def test_detectors_that_flap_one_after_the_other_count_together() -> None:
     assert leaking(twin) == [0]
 
 
+@pytest.mark.long
 def test_single_flickers_of_many_detectors_isolate_nothing() -> None:
     twin = guarded()
     for tray in (*range(8), *range(8)):
@@ -208,6 +209,7 @@ def test_what_flaps_or_is_silent_is_not_cleared() -> None:
     assert not twin.engine.memory["leak_guard"]["tray_first_ns"].any()
 
 
+@pytest.mark.long
 def test_what_comes_at_one_instant_from_many_racks_is_one_witness_each() -> None:
     """As after a bad release of an agent or of the building's system: nothing is powered down."""
     many = two_racks(racks="r[1-4]")
@@ -240,6 +242,7 @@ def test_what_turns_out_to_be_everywhere_is_let_go_before_anything_is_isolated()
     assert np.isnan(twin.lease(LIQUID)).all()
 
 
+@pytest.mark.long
 def test_what_is_around_speaks_against_one_rack_of_two() -> None:
     """The one whose detector became wet last: the other one's has been wet for long, and may lie."""
     twin = guarded()
@@ -392,6 +395,7 @@ def test_where_nobody_says_which_way_water_runs_every_tray_of_the_rack_goes_off(
     assert np.isnan(twin.lease(POWER)[18:]).all()
 
 
+@pytest.mark.long
 def test_a_node_that_people_switch_on_again_is_theirs_until_more_is_wet() -> None:
     twin = guarded()
     wet = DRY | {"node.leak_state": trays(4, 5)}

@@ -151,6 +151,7 @@ def test_what_is_given_back_begins_inside_the_envelope() -> None:
     assert [values([c]) for c in pod.commands()] == [{0: 250.0}]
 
 
+@pytest.mark.long
 def test_a_device_that_keeps_no_last_command_is_not_raised_for_ever() -> None:
     pod, _ = capped_pod()
     reads, lapses_at, finals = 300.0, 0, 0

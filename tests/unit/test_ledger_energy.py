@@ -134,6 +134,7 @@ def test_each_restart_counts_though_it_comes_back_to_the_same_save() -> None:
     assert time.owed_ns[0].tolist() == [3 * NS, 240 * NS]
 
 
+@pytest.mark.long
 def test_a_job_that_came_and_went_between_two_looks_is_not_its_predecessors() -> None:
     pod = Twin(two_racks(racks="r1"))
     node = pod.site.name("node", 0)

@@ -66,6 +66,7 @@ def share_known(pod: Twin, figure: str) -> float:
     return float(hour.figures.get(figure, RatioSum()).known_ns) / hour.watched_ns
 
 
+@pytest.mark.long
 def test_gpus_that_nobody_reads_for_minutes_cost_their_minutes_alone() -> None:
     pod = looped()
     for _ in range(60):
@@ -204,6 +205,7 @@ class Counting:
         return 36_000.0 / (500.0 * n["node"] + 600.0 * n["gpu"])
 
 
+@pytest.mark.long
 def test_the_power_of_a_gpu_stands_in_for_a_null_counter_and_counts_once() -> None:
     pod = Counting()
     pod.run(100)
@@ -215,6 +217,7 @@ def test_the_power_of_a_gpu_stands_in_for_a_null_counter_and_counts_once() -> No
     assert found.tue == pytest.approx(pod.tue, rel=0.02)
 
 
+@pytest.mark.long
 def test_counters_that_tell_of_an_outage_are_not_set_against_a_look() -> None:
     pod = Counting()
     pod.run(100)

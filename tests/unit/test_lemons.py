@@ -378,7 +378,7 @@ def life(seed: int, times: float) -> tuple[np.ndarray, np.ndarray, Lemons]:
 
 # Evidence of one incident is merged and a lemon is often down, so that ten times the rate shows as 6.9
 # incidents against 0.94: who asks for five of them finds 83 % at 82 % precision.
-@pytest.mark.slow
+@pytest.mark.long
 def test_through_all_signals_lemons_are_found_within_28_days():
     found = [life(seed, 10.0) for seed in range(3)]
     right = sum(int((true & called).sum()) for true, called, _ in found)

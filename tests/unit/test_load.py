@@ -117,6 +117,7 @@ def test_a_tick_as_long_as_a_row_is_the_newest_row(dt_s: float) -> None:
 LATE = [(1.0, 3.0), (1.0, 100.0), (1.0, 1000.0), (60.0, 200.0), (60.0, 4000.0)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("dt_s", "late_s"), sampled(LATE, (1.0, 1000.0), (60.0, 200.0), (60.0, 4000.0)))
 def test_one_late_tick_or_a_pause_forgets_nothing(dt_s: float, late_s: float) -> None:
     """An overload, a host that slept, a restart: rows that were missed are gaps."""
@@ -181,6 +182,7 @@ def silent_hour(silence: Callable[[Twin], Mapping[str, Any] | None]) -> tuple[Tw
     return twin, model, before
 
 
+@pytest.mark.long
 def test_an_outage_is_a_gap_and_no_load_of_nothing() -> None:
     twin, model, before = silent_hour(lambda _: {POWER: [np.nan, 61e3]})
     assert np.isnan(panel(model)[-50:, 0]).all()
@@ -223,6 +225,7 @@ def test_a_site_without_one_of_its_racks_is_a_gap() -> None:
     assert said(twin, MIN, "site.power_w").mean == pytest.approx([100e3])
 
 
+@pytest.mark.long
 def test_a_jump_a_constant_and_a_quantity_never_heard_give_sound_bands() -> None:
     model = load_of(signals=(POWER, "site.grid_price_usd_per_kwh", "site.requests_per_s"))
     twin = twin_of(model)
@@ -264,6 +267,7 @@ def racks(model: Load) -> F64:
     return panel(model)[:, model._slices[POWER]]
 
 
+@pytest.mark.long
 def test_a_new_rack_begins_with_nothing_and_the_others_keep_what_was_learned() -> None:
     keys = ("site.power_w", "cdu.flow_lpm", POWER)
     model, other = load_of(keys), load_of(keys)

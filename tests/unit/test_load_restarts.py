@@ -43,6 +43,7 @@ def fitted(model: Load, seed: int = 1) -> Load:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ticks, fit", sampled([(1, False), (141, True), (142, True)], (141, True)))
 def test_a_restart_at_any_tick_changes_not_a_bit(ticks: int, fit: bool) -> None:
     """Ticks of 30 s: in the middle of a row, and just before and after one is complete."""
@@ -147,7 +148,7 @@ def test_what_a_fit_learns_from_is_a_copy_of_the_rows() -> None:
     assert digest(unpack(pack(given))) == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_fits_what_the_model_would() -> None:
     twin, model = gathered(zone="Europe/Berlin")
     kind = f"{type(model).__module__}:{type(model).__qualname__}"
@@ -201,6 +202,7 @@ def spoiled(parameters: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("running", [False, True], ids=["before a tick", "running"])
 def test_damaged_parameters_are_refused_and_those_before_kept(running: bool) -> None:
     model = fitted(load_of(experts=FEW + ",linear"))

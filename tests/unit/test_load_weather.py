@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from models.load import Load
 from models.load.model import KNOWN
@@ -57,6 +58,7 @@ def test_an_outlook_is_seen_in_the_rows_that_are_forecast_and_in_no_other() -> N
     assert np.isfinite(ahead).sum() == len(blend.grid.horizons)
 
 
+@pytest.mark.long
 def test_a_fit_with_weather_is_used_and_survives_a_restart() -> None:
     twin, model = driven(300)
     fitted = model.fit(model.training(), 0)

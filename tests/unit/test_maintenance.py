@@ -269,6 +269,7 @@ def test_nothing_is_learned_of_racks_that_are_touched() -> None:
     assert (estimator.balance_noise.count == balances + 1).all()
 
 
+@pytest.mark.long
 def test_an_odd_balance_of_what_is_worked_at_is_no_finding() -> None:
     rng = np.random.default_rng(4)
     twin = Twin(two_racks())
@@ -368,6 +369,7 @@ def test_windows_survive_a_restart_and_change_the_checksum() -> None:
     assert back.engine.checksum() == twin.engine.checksum()
 
 
+@pytest.mark.long
 def test_the_same_frames_give_the_same_decisions() -> None:
     rng = np.random.default_rng(9)
     twin = Twin(two_racks(), [ThermalGuard(), Operator()], act=True)

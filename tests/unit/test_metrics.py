@@ -168,6 +168,7 @@ def compared(pod: Pod, ticks: int = 260) -> None:
                   "rack.supply_temp_c": 25.0, "rack.flow_lpm": 90.0})  # fmt: skip
 
 
+@pytest.mark.long
 def test_expected_values_residuals_and_bands_stand_beside_and_by_rack(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path) as pod:

@@ -217,7 +217,7 @@ def test_a_job_that_begins_in_a_slot_begins_afresh() -> None:
     assert np.isnan(lab.model._kept["wants_w"][:4]).all(), "what it wanted is not what another will"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_silence_is_no_progress_and_no_standstill() -> None:
     lab = Lab().moved()
     before = lab.said.mean.copy()

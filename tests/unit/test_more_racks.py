@@ -101,7 +101,7 @@ def question(tree: dict[str, Any]) -> tuple[Question, Simulation]:
     return Question(spec, "site", encode(simulation.engine.dump()), "now", 120.0), simulation
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_they_load_the_site_as_so_many_racks_do_and_the_limits_are_named() -> None:
     tree = two_racks(loops=[{"name": "fw"}])
     tree["halls"][0]["cdus"][0]["loop"] = "fw"

@@ -98,7 +98,7 @@ def test_a_count_that_rarely_changes_is_forecast_as_it_is() -> None:
     assert (said[100:] == np.rint(said[100:])).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_series_that_hardly_ever_moves_is_forecast_as_still() -> None:
     """Means lag behind each jump; forgetting by the row would lose what one jump taught before the next."""
     n_time, lives = 6000, (1.0, 2.0, 5.0, 15.0, 60.0, 240.0)

@@ -45,7 +45,7 @@ def test_an_error_costs_its_own_task(processes: int) -> None:
         pool.results([1, 3])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_task_whose_worker_dies_is_tried_once_more_and_the_others_are_done() -> None:
     outcomes = dict(Pool(partial(work, 1), 2).completed([1, 5, 2, 6, 7]))
     assert outcomes.pop(1) == Failed(DIED)

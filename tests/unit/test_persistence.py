@@ -56,6 +56,7 @@ def test_a_band_stays_inside_what_is_physical() -> None:
     assert forecast(twin, 4.0).lo.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 def test_nine_in_ten_of_a_random_walk_fall_into_the_unfitted_band(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -167,6 +167,7 @@ def test_a_newcomer_is_expected_as_often_as_its_peers() -> None:
     assert np.flatnonzero(silent).tolist() == [3], "not after 15 minutes"
 
 
+@pytest.mark.long
 def test_a_replay_knows_the_periods_and_decides_the_same(tmp_path: Path) -> None:
     tree = two_racks()
     site, rng = site_of(tree), np.random.default_rng(3)

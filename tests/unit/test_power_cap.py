@@ -110,6 +110,7 @@ def test_what_is_left_is_given_on_top() -> None:
     assert loop.rack_w.sum() >= 0.85 * 130_000
 
 
+@pytest.mark.long
 def test_cuts_go_at_once_and_raises_wait() -> None:
     loop = loop_of(site(150_000, 150_000))
     loop.wants_w[:] = 1200.0
@@ -126,6 +127,7 @@ def test_cuts_go_at_once_and_raises_wait() -> None:
     assert loop.rack_w.sum() <= 0.98 * 150_000 + ROUNDED_W
 
 
+@pytest.mark.long
 def test_what_is_high_and_wakes_up_is_raised_soon() -> None:
     """Other work has taken what it left; it is back at what it wants long before others would be raised."""
     loop = loop_of(site(150_000, 150_000), high_priority=5)

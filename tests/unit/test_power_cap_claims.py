@@ -110,6 +110,7 @@ def test_the_least_energy_that_was_learned_goes_before_the_rule() -> None:
     assert mean_w(loop, range(9, 18)) < 600.0
 
 
+@pytest.mark.long
 def test_dear_hours_bring_no_job_below_the_least_energy_of_its_work() -> None:
     loop = loop_of(site(), dear_usd_per_kwh=0.2, shave_pu=1.0)
     with_curves(loop, 0.95, 0.95)

@@ -70,6 +70,7 @@ def test_a_job_of_different_racks_gets_the_same_share_of_what_each_can_do() -> N
     assert 0.95 * 160_000 <= loop.rack_w.sum() <= (1 - MARGIN_PU) * 160_000 + ROUNDED_W
 
 
+@pytest.mark.long
 def test_a_job_that_is_raised_is_raised_as_a_whole() -> None:
     loop = loop_of(site(150_000, 150_000))
     loop.tick(job("wide", range(9, 27)), job("beside", range(0, 9), coupling="independent"))
@@ -87,6 +88,7 @@ def test_a_job_that_is_raised_is_raised_as_a_whole() -> None:
     assert raised >= 2
 
 
+@pytest.mark.long
 def test_devices_that_tell_no_cap_are_not_mistaken_for_content_ones() -> None:
     """The half that was capped low wants more, and nothing but the command tells that it is at its cap."""
     loop = loop_of(site(150_000, 150_000))
@@ -99,6 +101,7 @@ def test_devices_that_tell_no_cap_are_not_mistaken_for_content_ones() -> None:
     assert loop.rack_w.sum() >= 0.93 * 150_000
 
 
+@pytest.mark.long
 def test_a_raise_waits_for_the_cut_that_makes_its_place() -> None:
     """Half of the GPUs take caps only every minute: never do both together draw more than there is."""
     loop = loop_of(site(150_000, 150_000), high_priority=5)

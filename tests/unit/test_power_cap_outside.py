@@ -40,6 +40,7 @@ def three_jobs() -> tuple[Event, ...]:
     return low, high, job("serve", range(30, 36), kind="inference")
 
 
+@pytest.mark.long
 def test_demand_response_is_met_in_ten_seconds_and_what_matters_most_is_spared() -> None:
     loop = loop_of(site(), high_priority=5)
     busy(
@@ -144,6 +145,7 @@ def test_waits_for_a_raise_are_spread_and_the_same_in_each_replay() -> None:
     assert drawn_pu(np.array([0, 7]), np.array([0, 42])).tolist() == [0.8833108082136426, 0.8006318767135033]
 
 
+@pytest.mark.long
 def test_while_power_is_dear_only_the_usual_gives_way() -> None:
     loop = loop_of(site(), high_priority=5, dear_usd_per_kwh=0.2, shave_pu=0.5)
     busy(

@@ -33,6 +33,7 @@ def begun(**settings: float) -> Loop:
     return loop
 
 
+@pytest.mark.long
 def test_jobs_that_take_turns_are_hardly_held() -> None:
     """130 kW at once, and 191 kW if all came together, of 150."""
     worst_w, given = in_turns(begun(), 16)
@@ -42,6 +43,7 @@ def test_jobs_that_take_turns_are_hardly_held() -> None:
     assert strictly < 0.8
 
 
+@pytest.mark.long
 def test_those_who_come_together_after_all_are_held_within_seconds() -> None:
     loop = begun()
     in_turns(loop, 12)
@@ -56,6 +58,7 @@ def test_those_who_come_together_after_all_are_held_within_seconds() -> None:
     assert loop.rack_w.sum() >= 0.93 * BUDGET_W
 
 
+@pytest.mark.long
 def test_where_more_was_carried_than_planned_nothing_learned_is_believed() -> None:
     """Two of three come together: what idles, and would be cut first, has nothing to give."""
     loop = loop_of(site(BUDGET_W, BUDGET_W), high_priority=5)
@@ -71,6 +74,7 @@ def test_where_more_was_carried_than_planned_nothing_learned_is_believed() -> No
     assert loop.rack_w.sum() <= (1 - MARGIN_PU) * BUDGET_W + ROUNDED_W
 
 
+@pytest.mark.long
 def test_caps_come_to_no_more_than_a_breaker_holds_for_ever() -> None:
     loop = begun()
     in_turns(loop, 12)
@@ -78,6 +82,7 @@ def test_caps_come_to_no_more_than_a_breaker_holds_for_ever() -> None:
     assert BUDGET_W < most_w <= 1.25 * BUDGET_W
 
 
+@pytest.mark.long
 def test_what_our_own_caps_hold_down_is_no_coincidence() -> None:
     """All want all: their old peaks from before the caps are nothing to be shared out."""
     loop = begun()
@@ -89,6 +94,7 @@ def test_what_our_own_caps_hold_down_is_no_coincidence() -> None:
     assert held_w <= (1 - MARGIN_PU) * BUDGET_W + ROUNDED_W
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("silent", ["gpu.power_w", "rack.power_w"])
 def test_silence_is_no_coincidence(silent: str) -> None:
     loop = begun()
@@ -100,6 +106,7 @@ def test_silence_is_no_coincidence(silent: str) -> None:
     assert loop.rack_w.sum() <= (1.0 if silent == "gpu.power_w" else 1.25) * BUDGET_W
 
 
+@pytest.mark.long
 def test_what_was_learned_outlives_a_restart_and_no_change_of_the_site() -> None:
     loop = begun()
     in_turns(loop, 6)

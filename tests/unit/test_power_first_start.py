@@ -84,6 +84,7 @@ def test_sources_that_appear_one_after_another_are_no_reason_to_cut(
     assert np.isnan(pod.twin.lease(CAP)).all()
 
 
+@pytest.mark.long
 def test_an_overload_is_cut_while_most_gpus_were_never_heard() -> None:
     pod = Pod(80_000.0, 1150.0).run(12)
     assert (pod.first_s < 12).sum() < NODES / 2
@@ -102,6 +103,7 @@ def test_a_demand_that_no_longer_fits_is_cut_while_gpus_are_waited_for() -> None
     assert min(cap_w for _, cap_w, _ in pod.advised) > 0.9 * pod.draws_w[0]
 
 
+@pytest.mark.long
 def test_what_speaks_no_more_may_draw_its_most_as_ever() -> None:
     pod = Pod(100_000.0, 800.0).run(200)
     assert not any(reason.startswith("the demand") for _, _, reason in pod.advised)
@@ -125,6 +127,7 @@ def test_without_a_meter_all_are_waited_for_and_then_count_with_their_most(heard
     assert len(np.flatnonzero(np.isfinite(pod.twin.lease(CAP)))) == GPUS
 
 
+@pytest.mark.long
 def test_the_period_of_the_site_file_makes_the_learning_time_longer() -> None:
     pod = Pod(80_000.0, 500.0)
     pod.twin.site.file.periods_s["gpu"] = 60.0
@@ -136,6 +139,7 @@ def test_the_period_of_the_site_file_makes_the_learning_time_longer() -> None:
     assert pod.advised
 
 
+@pytest.mark.long
 def test_a_meter_that_falls_silent_bounds_nobody_for_long() -> None:
     pod = Pod(80_000.0, 500.0)
     pod.mute[9:], pod.first_s[:], pod.rack_s = True, 2.0, np.inf

@@ -102,6 +102,7 @@ def test_who_waits_least_is_cut_first() -> None:
     assert low_w < high_w == 1200.0
 
 
+@pytest.mark.long
 def test_it_is_held_and_then_given_back_bit_by_bit() -> None:
     loop = loop_of()
     loop.wants_w[:] = 1200.0
@@ -122,6 +123,7 @@ def test_it_is_held_and_then_given_back_bit_by_bit() -> None:
     assert (loop.cap_w >= 1199.0).all()
 
 
+@pytest.mark.long
 def test_a_load_that_stays_is_not_let_up_into_the_budget_again_and_again() -> None:
     loop = loop_of()
     loop.wants_w[:] = 1200.0
@@ -308,6 +310,7 @@ def test_a_loss_that_nobody_told_is_cut_and_eased_all_the_same(late: int) -> Non
     assert loop.feeder_w[1] >= 0.935 * 100_000
 
 
+@pytest.mark.long
 @settings(max_examples=4, deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=40, max_size=40))
 def test_what_is_eased_leaves_room_for_all_that_may_come_back(seeds: list[int]) -> None:
@@ -347,6 +350,7 @@ def target(limit_w: float, *feeders: str, end_ns: int = 0) -> LoadTargetSet:
     return LoadTargetSet(id="t", author="u", target="t", limit_w=limit_w, feeders=feeders, end_ns=end_ns)
 
 
+@pytest.mark.long
 def test_a_load_target_is_a_budget_while_it_runs() -> None:
     loop = loop_of(a_w=150_000, b_w=150_000)
     loop.wants_w[:] = 1200.0

@@ -92,6 +92,7 @@ def test_nodes_that_are_off_draw_nothing() -> None:
     assert other_w(view, want.power_w, 1.0)[0] == pytest.approx(60_000 - 36 * DRAWN_W)
 
 
+@pytest.mark.long
 def test_a_node_that_was_off_counts_with_its_most_when_it_is_on_or_no_longer_told_and_stays_mute() -> None:
     readings = heard(**{"node.power_on_state": off()}) | UNMETERED
     twin = looked(rack(), readings)

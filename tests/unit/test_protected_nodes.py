@@ -52,6 +52,7 @@ def test_an_operator_may() -> None:
     assert drained(driven(drain("r1/node0", "r1/node5"))) == [0, 5]
 
 
+@pytest.mark.long
 def test_a_running_drain_is_not_undone_when_an_unknown_job_starts() -> None:
     twin = driven(IDLE)
     twin.tick(None, ev.JobStarted(job="j", nodes=("r1/node0", "r1/node1")))

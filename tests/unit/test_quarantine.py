@@ -97,6 +97,7 @@ def notes(folder: Path) -> list[QuarantineRecord]:
     return [r for r in found if isinstance(r, QuarantineRecord)]
 
 
+@pytest.mark.long
 def test_an_event_on_which_the_engine_fails_is_left_out_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ NO_POISON = Poison(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", sampled(["crashes", "killed", "hangs"], "killed", "hangs"))
 def test_what_ends_or_hangs_the_process_is_found_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -205,6 +207,7 @@ def test_a_copy_that_is_killed_once_says_nothing_of_the_tick(
     assert back.engine.state.tick == outlook().tick
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", sampled(range(3), 1))
 def test_a_start_that_is_killed_while_it_examines_is_as_good_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -294,6 +297,7 @@ def test_a_state_that_fails_once_costs_one_tick(tmp_path: Path, monkeypatch: pyt
     assert outcome.ticks == len(frames()) - 1
 
 
+@pytest.mark.long
 def test_what_fails_again_and_again_is_left_out_from_the_third_time_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,7 +97,7 @@ def test_a_cordon_is_lifted_when_evidence_goes() -> None:
     assert twin.phase() == "in_service"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_only_advised_nothing_runs_away() -> None:
     twin = Replacing({"a": WHOLE}, authority="advise", **QUICK)
     twin.saves(ago_s=1800.0)
@@ -161,7 +161,7 @@ def test_a_gate_says_what_was_foretold_and_what_came() -> None:
     assert gates[0]["act_gpu_h"] >= gates[0]["repair_gpu_h"] >= 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_never_more_are_out_than_there_is_room(data: st.DataObject) -> None:

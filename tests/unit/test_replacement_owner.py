@@ -180,6 +180,7 @@ def test_what_is_not_ours_stays_as_it_is(case: str) -> None:
     assert twin.phase() == "in_service"
 
 
+@pytest.mark.long
 def test_what_others_brought_back_is_well() -> None:
     """The verdict that stood while people had it out is no news."""
     twin = told(Replacing(), OTHERS)
@@ -196,6 +197,7 @@ def test_what_others_brought_back_is_well() -> None:
     assert twin.level[0] >= 3, "what comes after is"
 
 
+@pytest.mark.long
 def test_what_another_leader_put_back_is_well_where_there_is_no_room_now() -> None:
     """The plan is dropped before the return is sure; the verdict of then is no news all the same."""
     twin = told(Replacing({"a": EIGHT}, authority="advise", rack_share=0.12))  # two of eighteen

@@ -36,6 +36,7 @@ def test_people_who_drain_a_cordoned_node_take_it_over() -> None:
     assert twin.level[0] == 3.0
 
 
+@pytest.mark.long
 def test_people_who_resume_a_node_are_respected() -> None:
     twin = drained()
     twin.level[0], twin.obeys = 0.0, False

@@ -56,6 +56,7 @@ def test_a_suspect_that_is_watched_comes_last_and_is_opened_again() -> None:
     assert (twin.phase(), told(twin, PLACED_LAST)) == ("in_service", [])
 
 
+@pytest.mark.long
 def test_on_probation_a_node_comes_last() -> None:
     twin = placing(burn_in=True)
     twin.bad(0)
@@ -191,6 +192,7 @@ def test_a_kept_spare_that_fails_is_never_opened_on_its_way_out() -> None:
     assert twin.level[first] >= 1
 
 
+@pytest.mark.long
 def test_another_is_kept_for_one_that_the_scheduler_refuses() -> None:
     """Others have reserved it, say."""
     first, *rest = told(keeping(), RESERVED)
@@ -298,6 +300,7 @@ def test_where_all_are_spares_none_is_kept() -> None:
     assert not told(twin, RESERVED)
 
 
+@pytest.mark.long
 def test_a_forecast_that_swings_about_a_threshold_moves_nothing() -> None:
     twin = keeping()
     sure = [x for x in np.linspace(0.004, 0.009, 200).tolist() if says(twin, x) != says(twin, x * 1.01)]

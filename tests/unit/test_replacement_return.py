@@ -125,6 +125,7 @@ def test_trouble_in_probation_counts_double() -> None:
     assert twin.phase() == "rma"
 
 
+@pytest.mark.long
 def test_a_verdict_from_before_a_passed_test_is_answered_with_it() -> None:
     twin = drained(burn_in=True)
     twin.tests(0, True)

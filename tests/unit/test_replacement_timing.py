@@ -98,6 +98,7 @@ def test_a_broken_node_waits_for_no_trough() -> None:
     assert twin.phase(IDLE) != "suspect", "a verdict says that it may fail within the hour"
 
 
+@pytest.mark.long
 def test_a_trough_that_never_comes_is_waited_for_no_longer_than_the_hazard_permits() -> None:
     twin = Troughs(150.0, *PEAK)
     twin.wait(70)

@@ -356,7 +356,7 @@ def test_lumped_gpus_are_read_as_one_of_those_they_stand_for(pod: Site) -> None:
     assert report.column("power_limit_w").max() <= 1200.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_stays_flat(pod: Site) -> None:
     simulation = loop_of(pod, [ThermalGuard()], {"thermal_guard": "act"}).run(120)
     tracemalloc.start()

@@ -226,6 +226,7 @@ def sites(draw: st.DrawFn) -> dict[str, Any]:
     return {"site": "lab", "halls": halls}
 
 
+@pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(tree=sites())
 def test_who_shares_more_is_never_further(tree: dict[str, Any]) -> None:

@@ -445,6 +445,7 @@ def leak_leases(tree: dict[str, Any]) -> tuple[Leases, list[str]]:
     return leases, [f.title for f in twin.decision.findings if f.title.endswith(" leaks")]
 
 
+@pytest.mark.long
 def test_a_leak_below_a_loop_of_several_parts_is_isolated_in_its_part() -> None:
     tree = row_tree(racks=6)
     split, _, _ = divided(site_of(tree), spec_of(tree).profiles, 2)

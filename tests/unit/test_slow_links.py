@@ -58,6 +58,7 @@ class Pod:
         return [f for f in self.twin.decision.findings if f.id.startswith("job_straggler/")]
 
 
+@pytest.mark.long
 def test_a_port_that_errs_while_all_wait_is_named_by_both_ends_with_its_cost() -> None:
     pod = Pod()
     assert pod.findings == []
@@ -83,6 +84,7 @@ def test_a_port_that_errs_while_all_wait_is_named_by_both_ends_with_its_cost() -
     assert pod.findings == []
 
 
+@pytest.mark.long
 def test_an_nvlink_is_named_by_its_number_and_chip() -> None:
     pod = Pod()
     pod.tensor /= 1.2
@@ -94,6 +96,7 @@ def test_an_nvlink_is_named_by_its_number_and_chip() -> None:
     assert finding.entities[0] == "lab/h/r1/node3/gpu1"
 
 
+@pytest.mark.long
 def test_a_port_that_carries_less_than_its_peers_is_named() -> None:
     pod = Pod()
     pod.tensor /= 1.2
@@ -103,6 +106,7 @@ def test_a_port_that_carries_less_than_its_peers_is_named() -> None:
     assert "it carries 40 % of the traffic of its peers" in pod.findings[0].evidence[1]
 
 
+@pytest.mark.long
 def test_a_link_that_erred_before_is_no_reason_and_slowness_without_a_sign_names_nobody() -> None:
     pod = Pod()
     pod.grows["link"][0, PORT] = 500
@@ -113,6 +117,7 @@ def test_a_link_that_erred_before_is_no_reason_and_slowness_without_a_sign_names
     assert pod.findings == [], "it errs as ever"
 
 
+@pytest.mark.long
 def test_several_links_with_the_same_sign_name_none_of_them() -> None:
     pod = Pod()
     pod.tensor /= 1.25
@@ -121,6 +126,7 @@ def test_several_links_with_the_same_sign_name_none_of_them() -> None:
     assert pod.findings == []
 
 
+@pytest.mark.long
 def test_a_slow_gpu_is_named_and_not_a_link_where_its_clock_says_why() -> None:
     pod = Pod()
     others = np.arange(len(pod.tensor)) != PORT
@@ -134,6 +140,7 @@ def test_a_slow_gpu_is_named_and_not_a_link_where_its_clock_says_why() -> None:
     assert "an NVLink of lab/h/r1/node2/gpu1 (which one is not known)" in pod.findings[0].title
 
 
+@pytest.mark.long
 def test_a_restart_goes_on_and_a_new_job_begins_anew() -> None:
     pod = Pod()
     pod.tensor /= 1.25
@@ -154,6 +161,7 @@ def test_a_restart_goes_on_and_a_new_job_begins_anew() -> None:
     assert (goodput.slow_links, goodput.signs, float(goodput.slowdown.max())) == ({}, {}, 1.0)
 
 
+@pytest.mark.long
 def test_a_changed_site_accuses_the_same_link_and_forgets_one_that_left() -> None:
     pod = Pod()
     pod.grows["link"][0, PORT + 4] = 60  # it is noisy ever, which is noted

@@ -364,6 +364,7 @@ class Hall:
 STEPS = [(-5 * HOUR_S, 1), (-HOUR_S, 10), (-70.0, 1), (-20.0, 2), (3.0, 1), (70.0, 10), (HOUR_S, 1)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("step_s", "period_s"), sampled(STEPS, STEPS[1], STEPS[3], STEPS[6]))
 def test_a_device_whose_clock_steps_raises_nothing_but_its_clock(step_s: float, period_s: int) -> None:
     hall = Hall(period_s)
@@ -379,6 +380,7 @@ def test_a_device_whose_clock_steps_raises_nothing_but_its_clock(step_s: float, 
     assert hall.period_of(12) <= 2.2 * period_s, "its cadence is not poisoned"
 
 
+@pytest.mark.long
 def test_clocks_that_step_again_and_again_do_not_poison_the_cadence() -> None:
     hall, rng = Hall(5), random.Random(5)
     hall.run(40)
@@ -396,6 +398,7 @@ def test_a_clock_that_jitters_raises_nothing() -> None:
     assert max(hall.period_of(g) for g in range(0, 72, 4)) < 8.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("first_s", "then_s"),
     sampled(

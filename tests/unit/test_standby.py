@@ -46,6 +46,7 @@ def told(pod: Twin) -> set[tuple[str, int]]:
     return {(f.kind, f.entity) for f in pod.engine.diagnosis.faults if f.table == "node"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", [ASLEEP, None])
 def test_who_sleeps_is_no_alarm_no_fault_and_no_failure_and_who_is_merely_off_is(level: int | None) -> None:
     pod, off = watched(), (2, 3, 20)
@@ -62,6 +63,7 @@ def test_who_sleeps_is_no_alarm_no_fault_and_no_failure_and_who_is_merely_off_is
         assert (told(pod), failed, alarms) == (set(), set(), [])
 
 
+@pytest.mark.long
 def test_who_is_woken_and_does_not_come_back_is_told_and_counts_as_failed() -> None:
     pod = watched()
     for _ in range(60):

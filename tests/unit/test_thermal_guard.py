@@ -124,6 +124,7 @@ def test_a_bad_sensor_is_as_bad_as_a_silent_one() -> None:
     assert np.flatnonzero(~np.isnan(twin.lease(CAP))).tolist() == [9]
 
 
+@pytest.mark.long
 def test_what_was_never_heard_is_not_capped() -> None:
     twin = Twin(two_racks(), [ThermalGuard()], act=True)
     twin.run(400)

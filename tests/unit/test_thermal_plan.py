@@ -164,6 +164,7 @@ def lived(twin: Twin, rate_k_per_s: float, seconds: int, obeys: bool, saved_k_pe
     return out
 
 
+@pytest.mark.long
 def test_nothing_is_stopped_where_a_locked_clock_will_do() -> None:
     twin = guarded(**HIGH_MIN)
     assert set(lived(twin, 0.4, 60, True, 0.5)) == {0.0}

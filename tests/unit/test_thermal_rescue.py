@@ -156,6 +156,7 @@ def creeping(rate_k_per_s: float, first_c: float, *gpus: int, step_k: float = 0.
     return lambda second: read(second) | {f"rack.{key}": value for key, value in more.items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate_k_per_s", sampled([0.03, 0.06], 0.03))
 @pytest.mark.parametrize("step_k", sampled([0.0, 1.0], 1.0))
 def test_a_creep_in_a_starved_rack_is_ended_before_the_shutdown(step_k: float, rate_k_per_s: float) -> None:
@@ -169,6 +170,7 @@ def test_a_creep_in_a_starved_rack_is_ended_before_the_shutdown(step_k: float, r
     assert first[1.0] > 0.3 * shutdown_s
 
 
+@pytest.mark.long
 def test_a_creep_counts_without_a_flow_meter_once_several_gpus_have_risen_far() -> None:
     few, several = (0, 1, 2), (0, 1, 2, 3)
     assert lived(guarded(), creeping(0.06, 83.0, *several), 240)
@@ -185,6 +187,7 @@ def sway(second: int) -> dict[str, Any]:
     return CAPPED | STARVED | {"gpu.temp_c": np.round(88.5 + drift + SWAY.normal(0.0, 0.3, 144))}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "read",
     [
@@ -236,6 +239,7 @@ def orders_of(twin: Twin, read: dict[str, Any], seconds: int) -> int:
     return new
 
 
+@pytest.mark.long
 def test_an_order_ends_with_its_danger_and_the_node_stays_as_it_is() -> None:
     twin = endangered(guarded())
     twin.run(round(CALM_S) + 150, OFF | {"gpu.temp_c": 50.0})

@@ -74,6 +74,7 @@ def segments(folder: Path) -> list[int]:
     return [int(p.stem[6:]) for p in sorted(folder.glob("trace-*.rt"))]
 
 
+@pytest.mark.long
 def test_segments_past_their_digits(folder: Path, source: tuple[Path, Engine]) -> None:
     """After segment 999,999 comes 1,000,000, which a sorting by letters puts before it."""
     for path in sorted(folder.glob("trace-*.rt")):
@@ -123,6 +124,7 @@ def test_what_a_start_needs_stays(folder: Path) -> None:
     assert len(back.faults) == 1
 
 
+@pytest.mark.long
 def test_declared_history_stays(tmp_path: Path) -> None:
     engine = record(tmp_path / "run", declared_s=25 * STEP_S)
     Upkeep(tmp_path / "run", Quotas(trace_hours=0.01, snapshots=1)).run(now())

@@ -63,7 +63,7 @@ def live(path: str) -> None:
         tick += 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     rng, folder = random.Random(5), tmp_path / "run"
     with ForkedChildren(f"{__name__}:live") as children:

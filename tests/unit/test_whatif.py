@@ -31,6 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
+@pytest.mark.long
 def test_policies_beside_nothing(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(lab / "run")
     result = asked(capsys, "--jobs", "1", "--report", "out")
@@ -63,6 +64,7 @@ def checksum_before(folder: Path, tick: int) -> str:
     return engine_before(folder, tick, lambda spec: make_engine(build_site(spec))).checksum()
 
 
+@pytest.mark.long
 def test_before_a_tick_the_twin_stands_as_it_stood(
     lab: Path, recorded: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -159,6 +161,7 @@ def test_a_lease_that_runs_lapses_where_nothing_is_done(lab: Path) -> None:
     assert plant.actuators.until_s["gpu.power_cap_w"][0] == np.inf
 
 
+@pytest.mark.long
 def test_the_chart_and_the_figures_count_throttling_alike(lab: Path) -> None:
     """The chart's sum over time is the figure: one point a second here."""
     spec, site = load_site(lab / "site.yaml")

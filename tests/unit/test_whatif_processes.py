@@ -25,7 +25,7 @@ PATIENCE_S = 120.0  # only a test that fails waits so long
 WORK_S = 1.0  # of a processor, in which a worker is well past its first steps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_give_what_one_gives(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (lab / "scenario.yaml").write_text(
         SCENARIO + "sweep: {seeds: [4, 7], vary: {'faults[0].begin_s': [2, 8]}}\n"
@@ -57,7 +57,7 @@ class Killer:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_dies_loses_its_own_case_only(
     lab: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,7 +157,7 @@ class Workers:
         return (int(found[11]) + int(found[12])) / os.sysconf("SC_CLK_TCK") if found else 0.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_nobody_is_left_behind(lab: Path, how: signal.Signals) -> None:
     words = [sys.executable, "-m", "twin.cli.main", *FROM, "--jobs", "2", "--horizon", "1000000s"]
