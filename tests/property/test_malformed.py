@@ -64,7 +64,7 @@ def a_message(rng: random.Random, now_ns: int) -> Message:
     elif chance < 0.97:  # between them a sound one, so that the engine has something to decide
         columns = {
             "temp_c": [rng.randint(40, 95) if rng.random() < 0.98 else 10**4] * 6,  # no GPU is so hot
-            "power_w": [rng.randint(100, 400)] * 6,
+            "power_w": [rng.randint(100, 400) if rng.random() < 0.8 else None] * 6,
             "156": [now_ns // 10**7] * 6,
         }
         message = Message(0, FRAME + "lab/h/r1", encode_json(now_ns, columns))
