@@ -139,6 +139,7 @@ def test_a_snapshot_holds_the_shadow() -> None:
         ]
 
 
+@pytest.mark.long
 def test_without_a_shadow_the_advice_winds_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """This is what the tests above are about: one that reads that nobody obeys cuts more and more."""
     monkeypatch.setattr(Intake, "previews", lambda *_: False)

@@ -101,7 +101,7 @@ def contending(folder: Path, urls: list[str], term_s: float, *names: str) -> Ite
         contenders.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_kill_the_other_leads_within_ten_seconds(program: Path, tmp_path: Path) -> None:
     with EtcdCluster(program, tmp_path) as etcd, contending(tmp_path, etcd.urls, 6.0, "a", "b") as both:
         _, first, leader = both.wait_leader(0)
@@ -116,7 +116,7 @@ def test_after_a_kill_the_other_leads_within_ten_seconds(program: Path, tmp_path
         assert f"won {epoch} after {leader}@{first}" in both.log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_nobody_follows(
     program: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +134,7 @@ def test_without_etcd_the_leader_acts_to_the_end_of_its_term_and_nobody_follows(
         assert epoch > first
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_leader_that_was_stopped_wakes_up_deposed(program: Path, tmp_path: Path) -> None:
     with EtcdCluster(program, tmp_path) as etcd, contending(tmp_path, etcd.urls, 2.0, "a", "b") as both:
         _, first, leader = both.wait_leader(0)

@@ -64,7 +64,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kills_between_receipt_and_staging_lose_nothing(server: Server, tmp_path: Path) -> None:
     staged = tmp_path / "staged"
     staged.touch()

@@ -38,6 +38,7 @@ def site_file(folder: Path, **settings: Any) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_it_needs_no_line_of_the_product(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

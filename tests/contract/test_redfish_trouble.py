@@ -114,7 +114,7 @@ def test_a_refused_password_is_not_tried_again_and_again(site: Site) -> None:
     told(site, story, fleet={"password": "another"}, looks=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_five_dead_services_of_fifty_do_not_hold_up_the_others() -> None:
     """All others are capped while the dead are still waited for, with fewer places than there are dead."""
     site = site_of(two_racks(racks="r[1-3]"))

@@ -87,6 +87,7 @@ class Heard:
         self.dropped.setdefault(where, []).append(why)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("qos", [0, 1])
 def test_readings_do_not_wait_behind_a_flood_of_reports(server: Server, tmp_path: Path, qos: int) -> None:
     site = site_of(two_racks())

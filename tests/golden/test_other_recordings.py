@@ -30,7 +30,7 @@ def replayed(capsys: pytest.CaptureFixture[str], *args: str | Path) -> dict[str,
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_servers_by_the_hour(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_demand_of_a_cluster(
     assert 7 * 24 - 1 <= result["ticks"] <= 7 * 24 + 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("what", sampled(["carbon", "price"], "price"))
 def test_the_grid(
     recording: Callable[[str], Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, what: str

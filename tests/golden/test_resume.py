@@ -338,6 +338,7 @@ def _flip(path: Path, at: float) -> int:
     return position
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", [0.3, 0.8])
 def test_damage_within_the_trace(snapped: Run, tmp_path: Path, at: float) -> None:
     """Before the snapshot it costs history, behind it the ticks that follow; both are told."""

@@ -141,6 +141,7 @@ def test_a_leak_empties_the_reserve_then_the_pressure_falls_and_the_flow_with_it
     assert plant.truth.cdu_flow_lpm[0] < 0.7 * full_lpm
 
 
+@pytest.mark.long
 def test_a_trays_detector_speaks_first_then_the_racks() -> None:
     plant = Plant(four_racks(), seed=4)
     plant.disturbance.node_leak_lpm[5] = 0.5

@@ -28,6 +28,7 @@ def cooled(cooling: str, outdoor_c: float, seconds: int = 0, fans: float = 1.0) 
     return plant
 
 
+@pytest.mark.long
 def test_with_less_air_a_chiller_works_harder_and_then_its_supply_rises() -> None:
     plants = [cooled("chiller", 45.0, 1800, fans) for fans in (1.0, 0.6, 0.1)]
     works, sinks = ([float(getattr(p.facility, name)[0]) for p in plants] for name in ("work_w", "sink_c"))

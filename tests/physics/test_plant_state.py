@@ -76,7 +76,7 @@ def test_looking_at_the_disturbance_changes_nothing() -> None:
     assert same(one.truth, two.truth)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_is_flat() -> None:
     plant = Plant(site_of(two_racks()), 1, scenario())
     for _ in range(1500):

@@ -24,6 +24,7 @@ def plant_of(racks: str = "r[1-2]", spread: float = 0.0) -> Plant:
     return Plant(site_of(two_racks(racks=racks)), seed=1, spread=spread)
 
 
+@pytest.mark.long
 def test_what_is_colder_than_the_dew_point_gets_wet_when_the_film_says() -> None:
     plant = plant_of()
     t, p = plant.truth, plant.parameters
@@ -64,6 +65,7 @@ def test_a_set_point_follows_the_dew_point_and_nothing_gets_wet() -> None:
     assert not plant.truth.rack_leak.any()
 
 
+@pytest.mark.long
 def test_a_loop_is_refilled_to_its_mark_and_no_further_than_the_stock_lasts() -> None:
     plant = plant_of()
     t, p = plant.truth, plant.parameters

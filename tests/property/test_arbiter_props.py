@@ -175,7 +175,7 @@ def test_levels_step_by_step(steps: list[tuple[list[Proposal], list[float]]]) ->
         assert np.array_equal(after[further], wished.value[further]), "nor what is out already"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(CAPS, CAPS, COLUMN)
 def test_under_a_hold_values_only_go_down(
     first: list[Proposal], second: list[Proposal], readback: np.ndarray
@@ -193,7 +193,7 @@ def test_under_a_hold_values_only_go_down(
         assert (after[fresh] < stands[fresh]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(CAPS, COLUMN)
 def test_a_settlement_that_stands_gives_no_new_commands(some: list[Proposal], readback: np.ndarray) -> None:
     device = Device()
@@ -206,6 +206,7 @@ def test_a_settlement_that_stands_gives_no_new_commands(some: list[Proposal], re
     assert np.flatnonzero(device.lease.running()).tolist() == spoken, "and no lease lapses"
 
 
+@pytest.mark.long
 @given(CAPS, COLUMN)
 def test_what_is_withdrawn_ends_where_it_was_found(some: list[Proposal], readback: np.ndarray) -> None:
     device = Device()

@@ -76,6 +76,7 @@ def check_order(of: dict[float, list[Any]], horizons_s: Sequence[float]) -> int:
     return seen
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "expert", sampled([*FORECASTERS], "last", "seasonal_day", "autoregression", "state_space")
 )

@@ -100,6 +100,7 @@ publishers = st.builds(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(publishers, st.integers(0, 2**16))
 def test_a_living_publisher_is_not_stale_and_one_that_stops_is(publisher: Publisher, seed: int) -> None:

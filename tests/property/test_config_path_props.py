@@ -91,6 +91,7 @@ def test_the_configuration_above_is_one(tmp_path: Path) -> None:
     load_config(tmp_path / "racktwin.yaml")
 
 
+@pytest.mark.long
 @given(st.sampled_from(path_places()), PATHS)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_path_is_read_or_refused_by_its_key(tmp_path: Path, place: tuple[Any, ...], text: str) -> None:

@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
 
 from connectors.dsx import BmsDecoder, discover
@@ -100,6 +101,7 @@ payloads = st.binary(max_size=60) | fields.map(lambda f: json.dumps(f).encode())
 )  # fmt: skip
 
 
+@pytest.mark.long
 @given(st.lists(st.builds(Message, st.integers(0, 2**62), topics, payloads), max_size=20))
 def test_any_messages(messages: list[Message]) -> None:
     decoder = BmsDecoder(AnyNames())

@@ -92,6 +92,7 @@ ROWS = st.builds(
 )  # fmt: skip
 
 
+@pytest.mark.long
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(ROWS, max_size=12), min_size=1, max_size=4))
 def test_every_division_of_a_statement_makes_the_same_whole(hours: list[list[LedgerRow]]) -> None:

@@ -64,6 +64,7 @@ def test_what_comes_later_changes_nothing(values, others, points, quantum, horiz
     assert np.array_equal(plain, run(changed, points, quantum, horizon, row), equal_nan=True)
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(SERIES, SERIES, POINTS, QUANTUM, HORIZON, st.integers(0, N_TIME - 2))
 def test_an_outcome_teaches_not_before_its_row(values, others, points, quantum, horizon, row) -> None:

@@ -288,7 +288,7 @@ def test_over_all_lives_the_share_of_whole_cycles_is_the_closed_form() -> None:
         assert found == pytest.approx(float(ettr(interval_s, SAVE_S, RESTART_S, MTTF_S)), abs=0.003)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_loop_in_numpy_that_is_killed_keeps_what_the_theory_says(tmp_path: Path) -> None:
     check(tmp_path, "numpy", 3)
 

@@ -137,6 +137,7 @@ def test_healthy_devices_raise_no_alarm_and_get_no_advice(folder: Path) -> None:
     assert floor.listener.ingest.counts["dropped"] == 0
 
 
+@pytest.mark.long
 def test_while_it_learns_silence_alone_is_never_critical(folder: Path) -> None:
     alarms = _settled(folder).listener.alarms()
     assert [a for a in alarms if a.finding.severity == "critical"] == []
@@ -257,6 +258,7 @@ def changed(topic_part: str, value: float) -> Callable[[Message], Message]:
     return edit
 
 
+@pytest.mark.long
 def test_the_capture_in_a_loop_raises_no_alarm_and_then_a_real_fault_is_told(recording: Capture) -> None:
     listener, capture = listening(recording("dsx-bms-capture") / "dsx_exemplar.csv", "gb200-nvl72")
     listener.run(None, 7 * TURN_S)

@@ -65,6 +65,7 @@ def later(region: Region, begin: int, end: int) -> Region:
     return region
 
 
+@pytest.mark.long
 def test_a_top_hub_splits_what_it_has_over_sites_and_these_over_their_halls(region: Region) -> None:
     east, west = region.sites
     assert region.over == []
@@ -89,6 +90,7 @@ def test_without_the_top_hub_the_sites_fall_to_their_shares_and_split_these(regi
         assert [hall.cap_w for hall in site.halls] == [500e3, 300e3], "what is left of the share is lent"
 
 
+@pytest.mark.long
 def test_without_both_hubs_each_hall_has_its_share(region: Region) -> None:
     region.top.away_until_s = np.inf
     for site in region.sites:

@@ -187,6 +187,7 @@ def test_reports_go_in_and_advice_comes_out_by_every_wire(broker: Mosquitto, tmp
         assert daemon.stop() == 0
 
 
+@pytest.mark.long
 def test_an_alarm_names_the_job_that_floods_with_reports(broker: Mosquitto, tmp_path: Path) -> None:
     with RunningDaemon(tmp_path / "d", broker.port, SITE) as daemon:
         daemon.start()
@@ -245,6 +246,7 @@ def test_a_restart_reads_on_and_a_job_that_ended_hears_nothing(broker: Mosquitto
         assert daemon.stop() == 0
 
 
+@pytest.mark.long
 def test_a_job_speaks_for_itself_by_its_token(broker: Mosquitto, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.yaml"
     add = {

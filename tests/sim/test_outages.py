@@ -64,6 +64,7 @@ def test_a_publisher_that_stops_is_one_alarm_that_ends_when_it_is_back(publisher
     assert pod.ids == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("publisher", ["rack", "exporter", "agent"])
 def test_a_real_leak_in_the_same_moment_is_reported_and_the_only_critical(publisher: str) -> None:
     stopped, identity, _ = PUBLISHERS[publisher]
@@ -74,6 +75,7 @@ def test_a_real_leak_in_the_same_moment_is_reported_and_the_only_critical(publis
     assert identity in pod.ids
 
 
+@pytest.mark.long
 def test_a_leak_that_was_seen_stays_while_its_detectors_are_silent() -> None:
     pod = running(leak=True)
     pod.run(20)
@@ -90,6 +92,7 @@ def test_guards_go_on_with_the_worst_case_of_what_is_silent() -> None:
     assert "may be beyond its limit by now" in " ".join(pod.raised["silence/lab/h/r1"].evidence)
 
 
+@pytest.mark.long
 def test_two_outages_at_different_times_are_two() -> None:
     pod = running()
     first = {"gpu": pod.site.rack_of_gpu == 0}

@@ -163,6 +163,7 @@ def test_a_feed_is_lost_at_the_worst_moment() -> None:
     assert found.late_s(begin_s) <= 3
 
 
+@pytest.mark.long
 def test_a_feed_is_lost_again_while_the_first_loss_is_still_worked_off() -> None:
     loss = [LOSS | {"end_s": 60.0}, LOSS | {"begin_s": 75.0}]
     found = Trouble(loss).run(105)
@@ -204,6 +205,7 @@ def test_meters_of_all_feeders_read_zero() -> None:
     assert found.feeder_w[-1][B] >= 0.9 * FEED_W
 
 
+@pytest.mark.long
 def test_all_meters_of_the_building_read_zero() -> None:
     """Nodes tell what racks draw at least. What comes beside them is known from a profile: the budget may be
     missed by what that errs in, far from where a breaker lets go, which is at 1.4 times the budget."""
@@ -213,6 +215,7 @@ def test_all_meters_of_the_building_read_zero() -> None:
     assert found.sim.plant.truth.feeder_theta.max() < 0.6
 
 
+@pytest.mark.long
 def test_a_pump_trips_and_what_is_left_of_the_flow_is_the_budget() -> None:
     """One pump of two is made up for by the other; then both wear: two thirds of the flow are left."""
     faults = [
@@ -288,6 +291,7 @@ def half_silent(found: Observation, second: int) -> Observation:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "late_s"), [("doubled", 3), ("half silent", 6)])
 def test_a_network_that_fails_in_other_ways(name: str, late_s: int) -> None:
     network = {"doubled": doubled, "half silent": half_silent}[name]
@@ -308,6 +312,7 @@ def test_more_gpus_that_ignore_caps_than_others_can_make_up_for_open_the_breaker
     assert all(found.told[44 : found.second - 10])
 
 
+@pytest.mark.long
 def test_the_daemon_restarts_in_the_middle_of_a_cut() -> None:
     """Its snapshot is 3 s old; it is away for 20 s, and leases hold meanwhile."""
     found = Trouble().run(44)
@@ -321,6 +326,7 @@ def test_the_daemon_restarts_in_the_middle_of_a_cut() -> None:
     assert found.feeder_w[-1][B] >= 0.85 * FEED_W
 
 
+@pytest.mark.long
 def test_a_feed_is_lost_while_the_daemon_is_away() -> None:
     found = Trouble().run(38)
     kept = found.snapshot()
@@ -364,6 +370,7 @@ def test_three_periods_of_silence_lead_to_safe_caps() -> None:
     found.check()
 
 
+@pytest.mark.long
 def test_swinging_jobs_and_all_of_it_at_once() -> None:
     faults = [
         LOSS,

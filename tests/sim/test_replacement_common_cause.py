@@ -107,6 +107,7 @@ def test_a_lost_cdu_drains_nobody_and_is_named() -> None:
     assert causes <= {"none", "facility", "shared"}
 
 
+@pytest.mark.long
 def test_a_lost_feed_drains_nobody() -> None:
     daemon = Daemon()
     dark = below("feeder", 2)
@@ -138,6 +139,7 @@ def test_a_bad_driver_on_two_hundred_nodes_drains_no_mass(spread_s: float) -> No
     assert "at once" in daemon.words() or "together" in daemon.words() or "many" in daemon.words()
 
 
+@pytest.mark.long
 def test_one_bad_node_beside_a_lost_cdu_is_still_withdrawn() -> None:
     """A common cause holds those below it, and nobody else."""
     daemon = Daemon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from policies.checkpointing import Checkpoint
 from policies.checkpointing.texts import SINCE
@@ -74,6 +75,7 @@ class Both(Replacing, _WithCheckpoints):
         self.go(200.0)
 
 
+@pytest.mark.long
 def test_a_drain_follows_the_one_save_that_was_asked_for() -> None:
     twin = Both()
     twin.go(60)
@@ -87,6 +89,7 @@ def test_a_drain_follows_the_one_save_that_was_asked_for() -> None:
     assert "saving" in twin.moves()
 
 
+@pytest.mark.long
 def test_checkpoints_ask_first_and_the_drain_waits_for_that_save() -> None:
     """A verdict makes `checkpoint` ask within seconds; replacement confirms it for a while first."""
     twin = Both()
@@ -100,6 +103,7 @@ def test_checkpoints_ask_first_and_the_drain_waits_for_that_save() -> None:
     assert twin.drained_s > twin.durable_s[0]
 
 
+@pytest.mark.long
 def test_a_job_that_never_saves_is_waited_for_until_the_deadline_and_no_longer() -> None:
     twin = Both(listens=False)
     twin.says.hour = np.where(np.arange(twin.n) == 0, 0.9, 1e-4)

@@ -82,6 +82,7 @@ def test_it_shows_what_the_api_says_and_what_changes(desk: BeatingDesk, size: tu
     watch(desk, check, size)
 
 
+@pytest.mark.long
 def test_from_a_rack_to_a_gpu_and_back(desk: BeatingDesk) -> None:
     async def check(app: TopApp, pilot: Any) -> None:
         await shows(app, "▲ r1")

@@ -106,7 +106,7 @@ def test_commands_of_the_pages_parse(capsys: pytest.CaptureFixture[str]) -> None
     assert refused == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material is not here: run `make test`, which installs it")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path / "site")]

@@ -60,6 +60,7 @@ def run(suite: Path, *arguments: str, **variables: str) -> subprocess.CompletedP
     return subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_what_is_missing_is_skipped_and_listed_by_name_by_whichever_worker_missed_it(suite: Path) -> None:
     answer = run(suite, "-n", "2", "--maxschedchunk", "1")
     assert answer.returncode == 0, answer.stdout

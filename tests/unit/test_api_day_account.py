@@ -132,6 +132,7 @@ async def seven_hours(pod: Pod, folder: Path, asks: bool = False) -> LedgerStore
     return store
 
 
+@pytest.mark.long
 def test_today_has_the_energy_of_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over hours that only the disk has, that the engine has, and the running one; each once."""
     monkeypatch.setattr(day_account, "FRESH_S", 0.0)
@@ -153,6 +154,7 @@ def test_today_has_the_energy_of_the_ledger(tmp_path: Path, monkeypatch: pytest.
     serve(tmp_path, check)
 
 
+@pytest.mark.long
 def test_both_pages_take_each_hour_once_and_the_disk_only_for_hours_that_the_engine_has_not(
     tmp_path: Path,
 ) -> None:
@@ -177,6 +179,7 @@ def test_both_pages_take_each_hour_once_and_the_disk_only_for_hours_that_the_eng
     serve(tmp_path, check)
 
 
+@pytest.mark.long
 def test_hours_that_could_not_be_read_are_read_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(day_account, "FRESH_S", 0.0)
 

@@ -264,6 +264,7 @@ def test_the_strongest_goes_first() -> None:
     assert values(pod.commands()) == {6: 2.0, 7: 2.0}
 
 
+@pytest.mark.long
 def test_what_we_took_out_takes_room_after_its_lease_until_it_is_back() -> None:
     wish = Wish()
     pod = level_twin(1, [wish])

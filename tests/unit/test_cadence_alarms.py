@@ -35,6 +35,7 @@ def found(twin: Twin, identity: str) -> Finding:
     return twin.engine.findings.active[identity]
 
 
+@pytest.mark.long
 def test_gpus_that_are_scraped_every_15_s_raise_nothing_and_are_not_capped() -> None:
     twin, rng = Twin(two_racks(), [ThermalGuard()]), np.random.default_rng(1)
     n = twin.site.sizes["gpu"]
@@ -49,6 +50,7 @@ def test_gpus_that_are_scraped_every_15_s_raise_nothing_and_are_not_capped() -> 
     assert silence.startswith("silence/"), "a scrape that stops is told within seven of its periods"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("before", "lost"), [(3, 1), (12, 2), (40, 1)])
 def test_a_lost_scrape_of_healthy_gpus_is_nothing(before: int, lost: int) -> None:
     """DCGM is the only source, and nobody knows what the coolant does."""
@@ -109,6 +111,7 @@ def test_a_gpu_that_reported_every_second_and_falls_silent_is_feared_for() -> No
     assert critical(twin) == [], "silence alone is never critical"
 
 
+@pytest.mark.long
 def test_a_gpu_whose_coolant_flows_is_feared_no_hotter_than_its_power_can_make_it() -> None:
     rng = np.random.default_rng(6)
     signal = find_signal("gpu.temp_c")
@@ -201,6 +204,7 @@ def test_clocks_that_heat_lowers_speak_for_it() -> None:
     assert "heat lowers its clock" in fear.evidence[1]
 
 
+@pytest.mark.long
 def test_what_people_work_at_is_not_feared_for() -> None:
     twin, racks = scraped([])
     lost = racks | {"rack.flow_lpm": 3.0}

@@ -194,6 +194,7 @@ def test_what_people_ask_of_a_job_goes_first() -> None:
     assert twin.often("a") == 400.0
 
 
+@pytest.mark.long
 def test_a_restart_from_a_snapshot_decides_the_same() -> None:
     twin = Saving({"a": EIGHT, "b": OTHERS})
     twin.says.day, twin.says.hour = chances(0.0, n3=0.9, n20=0.5), chances(0.0, n3=0.6)

@@ -144,6 +144,7 @@ def test_jobs_of_two_queues_on_two_file_systems_do_not_wait_for_each_other() -> 
     assert not twin.engine.memory["checkpoint"]["round_s"].any()
 
 
+@pytest.mark.long
 def test_a_small_fleet_that_began_at_once_stays_within_its_ramp_and_trains_more() -> None:
     """Six rounds of a hundred jobs; `python -m tests.support.saving_fleet 1000` is the whole of it."""
     herd = FleetSettings(n=100, work_s=(4.0, 8.0), ramp_pu=0.08)

@@ -216,6 +216,7 @@ def test_without_counters_or_before_an_hour_of_them_all_is_as_jobs_tell() -> Non
     assert not any(mine[0][name].any() for name in COLUMNS if name != "traffic_ns")
 
 
+@pytest.mark.long
 def test_what_counters_show_of_others_leaves_less_to_checkpoints_without_any_history() -> None:
     often = []
     for steady in (0.0, 0.9):

@@ -83,6 +83,7 @@ def test_replay_json(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert again["compared_lines"] == len(list(journal_lines(lab / "run" / "journal.jsonl")))
 
 
+@pytest.mark.long
 def test_replay_for_people(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = [*REPLAY, "--report", "report"]
     assert main(args) == 0
@@ -309,6 +310,7 @@ def refused(call: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, s
     return code, told.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", CALLS, ids=" ".join)
 def test_any_file_in_any_place_is_met_with_a_clear_line(
     junk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: tuple[str, ...]
@@ -430,7 +432,7 @@ def _demo(folder: Path, traces: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_demo_of_recordings_without_one_and_then_with_it(
     tmp_path: Path,
     recording: Callable[[str], Path],

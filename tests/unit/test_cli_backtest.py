@@ -235,6 +235,7 @@ def test_a_narrow_terminal_gets_what_matters(capsys: pytest.CaptureFixture[str])
         assert "10 more are in the JSON" in out.getvalue()
 
 
+@pytest.mark.long
 def test_the_suite_reads_each_recording_and_prints_a_table(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

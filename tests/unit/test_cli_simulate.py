@@ -118,6 +118,7 @@ def test_the_report_says_that_it_is_simulated(recorded: tuple[Path, dict[str, An
     assert "2026-03-04 05:06" in page
 
 
+@pytest.mark.long
 def test_a_recorded_run_is_reproduced_line_by_line(
     recorded: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

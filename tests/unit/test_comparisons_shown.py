@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from tests.support.in_process_daemon import Pod, serve
@@ -29,6 +30,7 @@ def by_signal(tree: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {c["signal"]: c for c in tree["comparisons"]}
 
 
+@pytest.mark.long
 def test_what_is_learned_is_told_from_what_is_not(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         for tick in range(20):

@@ -139,6 +139,7 @@ def test_a_meter_that_leaps_is_accused() -> None:
     assert accused(pod) == {("gpu.temp_c", k) for k in range(min(n, 50))}
 
 
+@pytest.mark.long
 def test_one_odd_reading_accuses_nobody_and_an_accusation_ends() -> None:
     lie = {"node.psu1_power_w": 15e3}
     assert accused(after(lie, EVERY)) == set()

@@ -193,7 +193,7 @@ def test_few_events_are_a_choice_of_the_query(tmp_path: Path, recorded: Recorded
     on_journal(tmp_path, recorded, check, kept=150)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kept", [0, 150])
 def test_all_pages_give_what_a_plain_reading_of_the_files_finds(
     tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, kept: int

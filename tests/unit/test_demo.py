@@ -64,6 +64,7 @@ def test_a_folder_of_a_demo_is_used_again_without_what_the_demo_left(tmp_path: P
         assert (tmp_path / "elsewhere" / "kept").exists()
 
 
+@pytest.mark.long
 def test_a_second_demo_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
@@ -92,6 +93,7 @@ def test_a_run_is_proven_only_as_far_as_it_was_shown(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("keeping", "simulated"), [(Keeping(), True), (Keeping(), False), (KEEPING, True)],
     ids=["whole", "real", "rotated"],

@@ -405,6 +405,7 @@ def test_a_coarse_supply_that_rests_at_another_step_does_not_stand_still(
     assert ("sensor_frozen" in ever) == ("sensor_frozen" in kinds)
 
 
+@pytest.mark.long
 def test_the_usual_supply_of_a_loop_is_known_no_better_than_its_readings_step() -> None:
     tree = two_racks(loops=[{"name": "fws", "cooling": "dry_cooler"}])
     pod = Twin(tree)
@@ -415,6 +416,7 @@ def test_the_usual_supply_of_a_loop_is_known_no_better_than_its_readings_step() 
     assert coarse == pytest.approx(np.hypot(fine, 0.4))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [True, False])
 def test_comparisons_that_a_lost_feed_disturbs_confirm_no_spike_of_a_nodes_power(lost: bool) -> None:
     """Work that leaps on nodes of which one supply is empty; else a meter that does, beside supplies."""
@@ -554,6 +556,7 @@ def test_two_faults_are_two() -> None:
     ]
 
 
+@pytest.mark.long
 def test_a_fault_lasts_while_its_symptoms_do_and_clears_after() -> None:
     seen = {"rack.diff_pressure_pa": ([12_000.0, 0.0], 300.0), "rack.flow_lpm/pressure": ([-7.0, 0.0], 0.6)}
     calm = {name: (np.zeros(2), sigma) for name, (_, sigma) in seen.items()}

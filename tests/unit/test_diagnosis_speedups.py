@@ -69,6 +69,7 @@ def deviations(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
     return z
 
 
+@pytest.mark.long
 def test_a_board_counts_each_cell_as_the_rule_is_written() -> None:
     rng, board = np.random.default_rng(3), CusumBoard(3, 20)
     pieces = [DeviationTrack(20) for _ in range(3)]

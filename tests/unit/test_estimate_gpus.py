@@ -104,6 +104,7 @@ def settled(seconds: int) -> Fleet:
     return copy.deepcopy(_run(seconds))
 
 
+@pytest.mark.long
 def test_expectations_come_close_and_parameters_are_found() -> None:
     fleet = settled(900)
     power, temp = fleet.errors(100)
@@ -351,6 +352,7 @@ def test_sites_without_profile_or_coolant_do_no_harm(tree: dict[str, Any]) -> No
     assert all(np.isnan(r.expected).all() for r in found.values())
 
 
+@pytest.mark.long
 def test_air_cooled_gpus_are_known_from_their_inlet() -> None:
     fleet = Fleet(eight_nodes())
     air = {"node.inlet_temp_c": SUPPLY_C}
@@ -374,6 +376,7 @@ def test_gpus_that_have_idled_so_far_may_draw_what_they_like_once_they_work() ->
     assert np.nanmax(np.abs(found["gpu.power_w"].sigma)) > 10.0, "and knows that it does not know"
 
 
+@pytest.mark.long
 def test_what_all_gpus_of_a_node_in_air_are_off_by_is_their_air() -> None:
     """An inlet that reads 3 K too little makes no heat sink wrong; one GPU that is too warm stands out."""
     site = {"site": "lab", "halls": [{"name": "h", "racks": [

@@ -105,6 +105,7 @@ def test_no_expectation_knows_a_younger_reading_of_its_own_signal() -> None:
     assert ways[0] == ways[1]
 
 
+@pytest.mark.long
 def test_a_sensor_that_lies_stays_a_deviation() -> None:
     rack = settled(400)
     assert np.abs(rack.z).max() < 4.0

@@ -238,6 +238,7 @@ def feed(desk: Desk, rng: np.random.Generator, feeder_w: list[float], rack_w: fl
     desk.tick({"feeder.power_w": np.asarray(feeder_w) * noise, "rack.power_w": rack_w})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("to", [0.4, 1.8])
 def test_meters_that_read_a_step_of_the_load_one_after_the_other_do_not_contradict(to: float) -> None:
     """One feed's meter is read three seconds after the rest. A first reading may be a spike."""

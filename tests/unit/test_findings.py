@@ -82,6 +82,7 @@ def test_a_flow_reading_that_goes_wrong_is_found_on_its_rack() -> None:
     assert not [r for r in raised if "r2" in r[1]]
 
 
+@pytest.mark.long
 def test_one_odd_reading_that_stands_for_long_is_still_one_reading() -> None:
     twin, rng = Twin(two_racks()), np.random.default_rng(9)
     for _ in range(60):

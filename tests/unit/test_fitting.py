@@ -91,7 +91,7 @@ def test_a_fit_for_another_site_is_dropped() -> None:
     assert event.why == "the site changed meanwhile"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_failing_fit_and_a_dying_worker_are_events_and_the_next_fit_works() -> None:
     fitter = Fitter()
     try:

@@ -94,6 +94,7 @@ def test_a_gpu_that_the_others_wait_for_is_named_with_its_cost() -> None:
     assert pod.findings == []
 
 
+@pytest.mark.long
 def test_a_slow_node_is_named_as_a_node() -> None:
     pod = Pod()
     pod.run(300, started())
@@ -222,6 +223,7 @@ def test_a_limit_that_has_passed_is_no_end() -> None:
     assert end.by == "progress"
 
 
+@pytest.mark.long
 def test_what_nobody_hears_counts_for_nothing() -> None:
     pod = Pod()
     pod.run(600, started())
@@ -245,6 +247,7 @@ def test_a_straggler_that_is_no_longer_heard_is_not_told_on() -> None:
     assert pod.findings == []
 
 
+@pytest.mark.long
 def test_a_new_job_in_the_slot_begins_anew() -> None:
     pod = Pod()
     pod.run(300, started())
@@ -260,6 +263,7 @@ def test_a_new_job_in_the_slot_begins_anew() -> None:
     assert pod.goodput.trained_s[pod.twin.engine.jobs.slot_of["next"]] <= 40.0
 
 
+@pytest.mark.long
 def test_a_restart_of_the_twin_goes_on_and_a_replaced_gpu_begins_anew() -> None:
     pod = Pod()
     pod.run(300, started())

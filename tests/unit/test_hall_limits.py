@@ -242,6 +242,7 @@ def test_a_loop_without_stated_machines_is_never_unknown() -> None:
     assert UNKNOWN not in alarms(plain)
 
 
+@pytest.mark.long
 def test_a_hall_that_fell_silent_counts_against_the_contract_with_its_grant_until_that_has_lapsed() -> None:
     """Its share alone would be counted while it may still draw its grant."""
     campus = Campus(**WIDE, contract_w=3e6)  # which limits nothing

@@ -78,6 +78,7 @@ def test_trouble_that_comes_as_often_as_expected_of_what_recurs_speaks_for_it() 
     assert np.all(np.diff(falling) < 0.0)
 
 
+@pytest.mark.long
 def test_a_chance_alarm_is_as_rare_as_wald_says() -> None:
     """Gamma-Poisson trouble after a first time crosses a bound of x nats with a chance below e^-x."""
     rng, a, b, bound = np.random.default_rng(5), 2.0, 1.0, 2.0

@@ -197,6 +197,7 @@ def test_health_waits_for_a_clock_that_went_back() -> None:
         twin.look(dt_s=-120.0)
 
 
+@pytest.mark.long
 def test_a_counter_that_begins_anew_is_no_trouble_unless_it_counts() -> None:
     twin, totals = Living(two_racks()), np.full(144, 900, np.int64)
     twin.look(counts={ERRORS: totals})

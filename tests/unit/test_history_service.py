@@ -157,7 +157,7 @@ def write(path: str, first: str) -> None:
         store.upkeep()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_loses_nothing_that_was_committed(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     path, last = tmp_path / FILE_NAME, -1

@@ -202,6 +202,7 @@ def inrush_of(pod: Pod) -> float:
     return float(inrush_w(pod.twin.engine.view(10.0))[0])
 
 
+@pytest.mark.long
 def test_starts_of_one_look_bring_no_breaker_to_its_magnetic_trip() -> None:
     """With no ramp limit eleven starts have room by their draw, and not by their inrush."""
     pod = Pod(upper=8.0, budget_w=65e3, ramp_pu=1.0)
@@ -251,6 +252,7 @@ def test_a_load_that_is_unknown_cools_no_breaker() -> None:
     assert (memory["theta"] == 1.0).all()
 
 
+@pytest.mark.long
 def test_starts_of_nodes_that_failed_lately_share_the_inrush_of_the_look() -> None:
     pod = Pod(upper=8.0, budget_w=65e3, ramp_pu=1.0)
     pod.run(900)

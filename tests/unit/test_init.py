@@ -325,6 +325,7 @@ def test_the_service_keeps_its_own_state_and_has_one_by_default(
         assert made(tmp_path)[1]["state"] == expected
 
 
+@pytest.mark.long
 def test_its_link_works_once_the_daemon_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_first_run_puts_all_in_place_and_a_second_changes_nothing(host: Host) 
     assert host.log.read_text() == log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", ["/root/.pyenv/versions/3.11.9", "/home/ada/python", "/run/user/0/python"])
 def test_a_python_in_a_home_is_refused_for_the_service_sees_none(host: Host, base: str) -> None:
     said = host.install(code=1, FAKE_BASE=base)
@@ -137,6 +138,7 @@ def test_an_upgrade_keeps_one_environment_to_go_back_to(host: Host) -> None:
     assert first[0] not in host.environments()
 
 
+@pytest.mark.long
 def test_an_upgrade_that_fails_leaves_what_there_was(host: Host) -> None:
     host.install()
     before, link = host.environments(), os.readlink(host.path("/opt/racktwin/venv"))
@@ -145,6 +147,7 @@ def test_an_upgrade_that_fails_leaves_what_there_was(host: Host) -> None:
     assert os.readlink(host.path("/opt/racktwin/venv")) == link
 
 
+@pytest.mark.long
 def test_another_prefix_is_in_the_unit(host: Host) -> None:
     host.install("--prefix", "/srv/twin")
     unit = host.path("/usr/local/lib/systemd/system/racktwin.service").read_text()

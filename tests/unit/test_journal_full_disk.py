@@ -109,6 +109,7 @@ def test_no_room_for_the_reserve_is_no_start(tmp_path: Path, monkeypatch: pytest
     assert not (tmp_path / "journal.reserve").exists()
 
 
+@pytest.mark.long
 def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
     """Its frame is traced, its decision is not written; the last line is the shell's."""
     folder = tmp_path / "run"

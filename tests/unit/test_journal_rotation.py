@@ -38,6 +38,7 @@ __all__ = ["folder", "kept"]
 LONG = b"a\n" + b"b" * 300_000 + b"\ntorn"
 
 
+@pytest.mark.long
 def test_a_chain_runs_through_all_segments(kept: tuple[Path, Engine]) -> None:
     folder, _ = kept
     closed = closed_segments(folder)
@@ -64,6 +65,7 @@ def test_what_lies_before_is_not_read(folder: Path) -> None:
     JournalWriter(folder).close()
 
 
+@pytest.mark.long
 def test_replay_passes_over_notes_and_segments(kept: tuple[Path, Engine]) -> None:
     folder, engine = kept
     outcome, again = replayed(folder)
@@ -112,7 +114,7 @@ def test_a_missing_segment_is_found(folder: Path, which: int) -> None:
     verdict = verify_journal(folder / OPEN)
     if which == 0:
         assert verdict.unexplained
-        assert "no line tells" in (verdict.fault or "")
+        assert "no line shows" in (verdict.fault or "")
         assert cut_journal(folder / OPEN, verdict) == []
     else:
         assert "the chain breaks" in (verdict.fault or "")

@@ -255,6 +255,7 @@ def test_what_is_around_speaks_against_one_rack_of_two() -> None:
     assert leaking(twin) == [0, 1], "a detector of its own agrees"
 
 
+@pytest.mark.long
 def test_a_detector_that_was_wet_for_days_is_no_second_witness() -> None:
     twin = guarded()
     twin.run(3, DRY | {"node.leak_state": trays(4)})
@@ -482,6 +483,7 @@ def test_an_approval_isolates_one_rack() -> None:
     assert np.isnan(twin.lease(LIQUID)[0])
 
 
+@pytest.mark.long
 def test_an_isolation_without_echo_is_an_alarm() -> None:
     twin = guarded()
     wet = DRY | {"node.leak_state": trays(4, 5, 6, 7)}

@@ -380,6 +380,7 @@ def test_a_replaced_device_has_no_lease_until_the_next_settlement() -> None:
     assert batch.generation.tolist() == [1]
 
 
+@pytest.mark.long
 def test_a_drain_survives_a_restart_in_the_middle() -> None:
     pod, wish = twin()
     wish.ask(LEVEL, [2], 3, 3)

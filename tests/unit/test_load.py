@@ -243,6 +243,7 @@ def test_a_jump_a_constant_and_a_quantity_never_heard_give_sound_bands() -> None
     assert np.isnan(said(twin, MIN, "site.requests_per_s").mean).all()
 
 
+@pytest.mark.long
 def test_bands_stay_inside_what_is_physical() -> None:
     model = load_of()
     twin = twin_of(model)

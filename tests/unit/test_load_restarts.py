@@ -135,6 +135,7 @@ def test_there_is_nothing_to_fit_before_there_are_rows() -> None:
     assert model.fit({}, 0) == {}
 
 
+@pytest.mark.long
 def test_what_a_fit_learns_from_is_a_copy_of_the_rows() -> None:
     twin, model = gathered(horizons_s=(MIN, 6 * HOUR))
     given = model.training()
@@ -307,6 +308,7 @@ def test_a_site_may_name_any_quantity_that_is_forecast() -> None:
     Twin(two_racks(models={"load": {"signals": list(SIGNALS)}}))
 
 
+@pytest.mark.long
 def test_the_tick_imports_no_library_of_statistics() -> None:
     """With all experts, and in a process of its own: here they have long been imported."""
     program = """

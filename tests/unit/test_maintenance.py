@@ -209,6 +209,7 @@ def alarmed(twin: Twin) -> list[str]:
     return [i for i in twin.engine.findings.active if not i.startswith("unheard/")]
 
 
+@pytest.mark.long
 def test_alarms_of_what_is_worked_at_end_and_begin_again() -> None:
     twin = Twin(two_racks())
     silent = OK | {"gpu.temp_c": np.where(in_first_rack(twin), np.nan, 60.0)}
@@ -352,6 +353,7 @@ def test_windows_move_with_their_entities() -> None:
     assert "gpu" not in windows.ended_ns, "nothing is left of what ended"
 
 
+@pytest.mark.long
 def test_windows_survive_a_restart_and_change_the_checksum() -> None:
     twin = Twin(two_racks(), [ThermalGuard()], act=True)
     plain = Twin(two_racks(), [ThermalGuard()], act=True)

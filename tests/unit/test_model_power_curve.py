@@ -157,7 +157,7 @@ def test_what_the_profile_has_wrong_of_a_gpu_moves_the_share_and_hardly_the_spee
     assert said == pytest.approx(performance_pu(true_clock, np.array(lab.share)), abs=0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_power_of_least_energy_is_learned_although_the_profile_is_wrong() -> None:
     """A GPU with more static power, another exponent and a knee: the rule would cap it too low."""
     lab = Lab(share=(0.9, 0.5))

@@ -195,6 +195,7 @@ def waits() -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
+@pytest.mark.long
 def test_a_dead_receiver_stalls_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notify, "TIMEOUT_S", 1.0)
 

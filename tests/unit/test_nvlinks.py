@@ -188,6 +188,7 @@ def test_recoveries_of_a_long_sweep_count_at_most_one_in_ten_minutes(sweep_s: fl
 # -- quiet
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_noisy_links_raise_no_alarm_in_ten_days(seed: int) -> None:
     """5,760 links, of which 1 % are noisy. Rates of both are estimates: no site has published them.

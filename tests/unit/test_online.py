@@ -72,7 +72,7 @@ def atoms(rng: np.random.Generator, n_time: int, n: int) -> np.ndarray:
     return 400.0 + np.cumsum(steps, axis=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("make, quantum", sampled([(walk, 0.0), (drifting, 0.0), (atoms, 1.0)], (atoms, 1.0)))
 def test_bands_cover_what_they_promise(make, quantum: float) -> None:
     values = make(np.random.default_rng(11), 3001, 3)
@@ -83,7 +83,7 @@ def test_bands_cover_what_they_promise(make, quantum: float) -> None:
         assert got == pytest.approx(np.full(3, share), abs=4.0 * deviation), band
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bands_cover_at_a_horizon_of_many_rows() -> None:
     values = walk(np.random.default_rng(12), 4000, 3)
     said = run(values, 20)[1500:-20]
@@ -278,6 +278,7 @@ def going_on(n: int, k: int) -> F64:
     return out
 
 
+@pytest.mark.long
 def test_after_unusual_moves_bands_hold_more_and_elsewhere_hardly_anything_changes() -> None:
     values, k = going_on(1500, 16), 16
     share: dict[tuple[bool, bool], float] = {}

@@ -86,6 +86,7 @@ def test_nulls_in_a_row_lift_nothing_behind_them() -> None:
         assert (desk.limit_kw(at_s) == 200) == (at_s not in (405, 605, 705, 805)), at_s
 
 
+@pytest.mark.long
 def test_names_of_what_is_left_stay_within_what_a_name_may_be() -> None:
     desk = Desk()
     desk.say(envelope(target(200, "main-a", start_s=1, end_s=100_000)), 1)

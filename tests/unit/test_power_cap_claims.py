@@ -100,6 +100,7 @@ def test_what_waits_for_memory_gives_way_to_what_computes(coupling: Any) -> None
     assert 0.93 * 150_000 <= loop.rack_w.sum() <= 150_000
 
 
+@pytest.mark.long
 def test_the_least_energy_that_was_learned_goes_before_the_rule() -> None:
     loop = loop_of(site(), dear_usd_per_kwh=0.2, shave_pu=1.0)
     with_curves(loop, 0.95, 0.95, least_w=(620.0,))

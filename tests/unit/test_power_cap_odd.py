@@ -122,6 +122,7 @@ def test_a_raise_waits_for_the_cut_that_makes_its_place() -> None:
     assert loop.gpu_w[high].mean() > 900.0
 
 
+@pytest.mark.long
 def test_racks_that_were_never_heard_are_planned_with_what_they_may_draw() -> None:
     loop = loop_of(site(150_000, 150_000))
     loop.wants_w[:] = 1200.0

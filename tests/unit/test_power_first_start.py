@@ -68,6 +68,7 @@ class Pod:
             self.twin.inbox.put_block(block, now_ns)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", sampled([True, False], True))
 @pytest.mark.parametrize(
     ("feeder_s", "rack_s"), sampled([(0, 40), (0, 0), (20, 55), (50, 0)], (0, 40), (50, 0))

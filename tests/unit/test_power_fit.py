@@ -43,6 +43,7 @@ def asked(
     return fit(where, before, np.full(n, 130.0), new_w, np.arange(n), risk_pu)
 
 
+@pytest.mark.long
 @settings(max_examples=12)
 @given(
     limit_w=st.floats(100.0, 1e5),

@@ -163,6 +163,7 @@ def test_a_silent_meter_is_no_overload_while_its_racks_are_heard() -> None:
     assert np.isnan(loop.twin.lease(CAP)).all()
 
 
+@pytest.mark.long
 def test_what_nobody_hears_any_more_is_cut_when_it_may_be_too_much() -> None:
     loop = loop_of()
     loop.wants_w[:] = 700.0
@@ -325,6 +326,7 @@ def test_what_is_eased_leaves_room_for_all_that_may_come_back(seeds: list[int]) 
         assert loop.feeder_w.max() <= 0.99 * 80_000
 
 
+@pytest.mark.long
 def test_supplies_tell_of_a_loss_before_the_building_does() -> None:
     loop = Loop(site(100_000, 100_000), [PowerGuard()], late=4, supplies=True)
     loop.wants_w[:] = 850.0

@@ -115,6 +115,7 @@ def test_shares_account_for_a_load_as_far_as_racks_can(
     assert float(out @ rack_w) == pytest.approx(target_w, rel=1e-5, abs=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("feeders", [True, False])
 def test_a_cdu_that_lost_flow_bounds_the_caps_below_it(feeders: bool) -> None:
     tree = site()

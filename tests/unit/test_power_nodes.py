@@ -104,6 +104,7 @@ def test_classes_and_jobs_hold_for_nodes_as_well() -> None:
     assert loop.node_w[0] < 3000.0
 
 
+@pytest.mark.long
 def test_nodes_that_fell_silent_count_with_all_that_they_may_draw() -> None:
     loop = BmcLoop(site(150_000, 150_000), [0, 1])
     loop.wants_w[:] = 2000.0

@@ -377,6 +377,7 @@ def some_targets(draw: st.DrawFn) -> list[LoadTarget]:
     return out
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None)
 @given(
     some_targets(),

@@ -74,6 +74,7 @@ def test_those_who_are_asked_in_earnest_have_to_save(authority: str) -> None:
     assert bool(twin.why(SINCE)) == (authority == "act")
 
 
+@pytest.mark.long
 def test_a_job_that_is_advised_an_interval_keeps_it_and_saves_so_often() -> None:
     """Else it seems at risk for its own interval, and is advised saves that nobody would command."""
     eye = Eye("asks")

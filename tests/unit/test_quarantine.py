@@ -123,6 +123,7 @@ def test_an_event_on_which_the_engine_fails_is_left_out_alone(
     assert other.live().checksum() == engine.checksum()
 
 
+@pytest.mark.long
 def test_readings_on_which_the_engine_fails_are_left_out_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +368,7 @@ def test_any_few_parts_are_found_and_no_other(seed: int) -> None:
     assert len(asked) <= 2 + (len(guilty)) * 10
 
 
+@pytest.mark.long
 def test_the_command_tells_and_repeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

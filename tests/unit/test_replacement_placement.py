@@ -212,6 +212,7 @@ def test_another_is_kept_for_one_that_the_scheduler_refuses() -> None:
     assert told(twin, RESERVED) == kept, "nor changes what does well"
 
 
+@pytest.mark.long
 def test_a_scheduler_that_was_away_has_refused_nothing() -> None:
     kept = told(keeping(), RESERVED)
     twin = placing({"a": EIGHT}, keep_spares=True, spares=SPARES)

@@ -155,6 +155,7 @@ def test_where_the_work_is_large_people_look_at_what_passed_its_test_and_stays_s
     assert twin.level[0] == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("days", "offences"), [(14.0, 2), (29.0, 1)])
 def test_trouble_is_a_new_matter_after_four_good_weeks(days: float, offences: int) -> None:
     twin = drained(burn_in=True)

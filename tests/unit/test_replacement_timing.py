@@ -175,6 +175,7 @@ def test_hours_that_jobs_miss_are_counted_as_by_hand() -> None:
     assert found.gain_gpu_h[0] == pytest.approx(0.9 * 4 * 1.0, rel=0.05)  # WORTH x 4 GPUs x 1 h
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("busy_pu", [0.5, 0.8])
 def test_over_weeks_of_demand_less_is_lost_than_by_leaving_at_once(busy_pu: float) -> None:
     demand = made_up_demand(weeks=16, seed=3)

@@ -56,6 +56,7 @@ def test_meters_that_were_read_often_go_on_as_they_were(at: int) -> None:
                 assert np.array_equal(getattr(one, name), getattr(other, name)), (tick, name)
 
 
+@pytest.mark.long
 def test_a_move_of_what_was_learned_right_after_a_restart_shifts_the_levels_too() -> None:
     twin = Twin(two_racks())
     for tick in range(179):  # moves come every 60 s

@@ -65,6 +65,7 @@ def test_a_request_that_no_tick_takes_says_so(live: Runtime) -> None:
     assert "full" in (asyncio.run(live.submit(Held(id="h", author="ann"))) or "")
 
 
+@pytest.mark.long
 def test_followers_are_bounded_and_lose_the_oldest(live: Runtime, twin: Twin) -> None:
     queue = live.follow()
     assert queue is not None

@@ -320,6 +320,7 @@ def plant_run(pod: Site) -> Simulation:
     return simulation.run(120)
 
 
+@pytest.mark.long
 def test_a_plant_in_the_loop_is_read_in_range_and_its_jobs_are_known(plant_run: Simulation) -> None:
     counts = plant_run.inbox.counts
     assert counts["out_of_range"] == counts["unknown_entity"] == counts["older"] == 0

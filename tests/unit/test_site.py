@@ -229,6 +229,7 @@ def problems_of(tree: dict[str, Any]) -> list[str]:
 MANY = "x[1-150000]"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tree, expected",
     [

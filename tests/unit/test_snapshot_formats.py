@@ -124,7 +124,7 @@ def test_formats_that_cannot_be_read_say_so() -> None:
         snapshot.decode(sealed(data, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_after_a_downgrade_the_trace_is_enough(tmp_path: Path) -> None:
     """The snapshot of a later version is refused by name and left as it is; put away, all is made again."""
     from tests.support.golden_story import engine_for, record

@@ -391,6 +391,7 @@ def test_clocks_that_step_again_and_again_do_not_poison_the_cadence() -> None:
     assert max(hall.period_of(4 * node) for node in range(4)) <= 4 * 5.0
 
 
+@pytest.mark.long
 def test_a_clock_that_jitters_raises_nothing() -> None:
     hall = Hall(1, jitter_s=2.5)
     hall.run(150)

@@ -89,6 +89,7 @@ def test_a_wet_tray_is_told_though_its_node_sleeps() -> None:
     assert {(f.kind, f.table) for f in pod.engine.diagnosis.faults if f.kind == "leak"}
 
 
+@pytest.mark.long
 def test_who_is_said_to_sleep_and_goes_on_reporting_is_judged() -> None:
     pod = watched()
     for _ in range(round(WAKE_S / 10.0) + 2):
@@ -106,6 +107,7 @@ def test_a_scheduler_that_no_longer_knows_excuses_nobody() -> None:
     assert not pod.engine.windows.standby.off.any()
 
 
+@pytest.mark.long
 def test_the_scheduler_falls_silent_and_who_speaks_is_awake() -> None:
     pod = watched()
     for _ in range(60):

@@ -410,6 +410,7 @@ def test_a_device_that_answers_and_never_reads_back_is_told(answer: Any, heard: 
     assert f"unread/{CAP}" not in twin.engine.findings.active
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("heard", [True, False], ids=["heard", "silent"])
 @pytest.mark.parametrize(("owner", "most"), [(1.0, 2), (2.0, 4)], ids=["ours", "others"])
 def test_what_the_leader_before_took_out_takes_room(owner: float, most: int, heard: bool) -> None:
@@ -432,6 +433,7 @@ def test_what_the_leader_before_took_out_takes_room(owner: float, most: int, hea
     assert (twin.lease(LEVEL)[:most] == 0.0).all(), "a return is never held back"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", [0.0, 2.0], ids=["nobody", "others"])
 def test_what_the_leader_before_took_out_and_others_brought_back_takes_no_room(by: float) -> None:
     """They may take the same nodes out again, by the mark that is theirs: there is room for two of ours."""

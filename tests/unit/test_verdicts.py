@@ -199,6 +199,7 @@ def test_a_changed_site_keeps_its_verdicts() -> None:
                                 if not e.rule.startswith("missing:")]  # fmt: skip
 
 
+@pytest.mark.long
 def test_an_engine_judges_and_tells_after_a_restart_what_it_told_before() -> None:
     pod = Twin(two_racks())
     values: dict[str, Any] = WELL | {"gpu.clock_event_bits": on(N, 5, 0x48)}

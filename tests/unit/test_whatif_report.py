@@ -70,6 +70,7 @@ def test_what_a_scenario_is_called_is_not_markup() -> None:
         assert raw not in page
 
 
+@pytest.mark.long
 def test_the_bar_is_silent_where_there_is_no_terminal(lab: Path) -> None:
     said = io.StringIO()
     with ProgressBar(Console(file=said), "what if") as bar:

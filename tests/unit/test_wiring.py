@@ -154,6 +154,7 @@ def test_authority_given_by_hand_wins(tmp_path: Path) -> None:
     assert make_engine(site, {"operator": "off"}).intake.authority["operator"] == "off"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "module, unwanted",
     [
@@ -177,7 +178,7 @@ def loaded_after(code: str, unwanted: tuple[str, ...]) -> list[str]:
     return done.stdout.splitlines()[-1].split()[1:]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_daemon_that_loads_its_site_imports_no_statistics() -> None:
     """With every model that is registered, and an engine as the daemon has it.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.support.builders import Twin, eight_nodes, spec_of, two_racks
 from tests.support.journal_bodies import bodies_of
@@ -27,6 +28,7 @@ def some(n: int, of: int, value: float = 50.0) -> dict[str, Any]:
     return {"gpu.temp_c": np.where(np.arange(of) < n, value, np.nan)}
 
 
+@pytest.mark.long
 def test_what_is_declared_and_never_spoke_is_told_once_per_table_after_a_minute() -> None:
     twin = Twin(two_racks())
     told = []
@@ -82,6 +84,7 @@ def test_a_reading_that_is_no_good_is_heard_all_the_same() -> None:
     assert "gpu" not in unheard(twin)
 
 
+@pytest.mark.long
 def test_where_people_work_nobody_is_waited_for() -> None:
     twin = Twin(two_racks(periods_s={"rack": 1.0}))
     begun = ev.MaintenanceBegun(id="w", table="rack", names=("r1",), author="x", reason="y",
