@@ -36,10 +36,10 @@ demo: setup-run ## Set up what is missing and show a simulated site under contro
 fleet-demo: setup-run ## Show two simulated halls below a shared feeder that is lost (ARGS=--once ends after it)
 	@$(RUN) deploy/fleet/demo.py $(ARGS)
 
-test: setup-dev setup-servers ## Run the tests that take seconds each: ten minutes on two cores
+test: setup-dev setup-servers ## Run the tests of up to a second each, in about ten minutes on two cores
 	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
-test-long: setup-dev setup-servers ## Run the simulations and live stories that `make test` leaves out
+test-long: setup-dev setup-servers ## Run the simulations and live stories that `make test` leaves out (half an hour)
 	@$(RUN) -m pytest -n $(JOBS) $(SPREAD) -m 'long and not storm and not evaluation' $(ARGS)
 
 check: setup-dev ## Lint, format, types and direction of imports
