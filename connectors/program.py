@@ -43,9 +43,7 @@ async def run_program(
     finally:
         if process.returncode is None:
             _kill(process)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.communicate(), END_S)
-            await _reap(process)
+            await _wait_for_end(process)
     text, words_of_errors = (raw[:most_bytes].decode("utf-8", "replace") for raw in (out, errors))
     return ProgramAnswer(code, text, words_of_errors, max(len(out), len(errors)) > most_bytes)
 
@@ -55,8 +53,22 @@ def _kill(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
+async def _wait_for_end(process: asyncio.subprocess.Process) -> None:
+    """Wait until a killed program has ended, whoever cancels the wait: else it outlives the event loop."""
+    end = asyncio.ensure_future(_reap(process))
+    cancelled: asyncio.CancelledError | None = None
+    while not end.done():
+        try:
+            await asyncio.shield(end)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
 async def _reap(process: asyncio.subprocess.Process) -> None:
-    """Wait until a killed program has ended: without that it outlives the event loop."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(process.communicate(), END_S)
     deadline_s = time.monotonic() + REAP_S
     while process.returncode is None and time.monotonic() < deadline_s:
         await asyncio.sleep(POLL_S)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,3 +36,32 @@ def test_a_program_that_is_given_up_has_ended(
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     gc.collect()  # nothing is left that warns of a process or a pipe
+
+
+def test_a_program_that_is_given_up_twice_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it outlives its caller, the event loop is closed before the end of it is known."""
+    kill, create = program._kill, asyncio.create_subprocess_exec
+    begun = list[asyncio.subprocess.Process]()
+
+    async def noted(*words: Any, **options: Any) -> asyncio.subprocess.Process:
+        begun.append(await create(*words, **options))
+        return begun[-1]
+
+    def late_kill(process: asyncio.subprocess.Process) -> None:
+        asyncio.get_running_loop().call_later(0.3, kill, process)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    monkeypatch.setattr(program, "_kill", late_kill)
+
+    async def given_up() -> None:
+        asked = asyncio.create_task(run_program(["sleep", "600"], dict(os.environ), PATIENCE_S, 1000))
+        while not begun:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            asked.cancel()
+            await asyncio.sleep(0.05)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(given_up())
+    assert begun[0].returncode == -signal.SIGKILL
