@@ -39,7 +39,7 @@ def test_a_program_that_is_given_up_has_ended(
 
 
 def test_a_program_that_is_given_up_twice_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it outlives its caller, the event loop is closed before the end of it is known."""
+    """One that outlives its caller outlives the event loop too, which then cannot reap it."""
     kill, create = program._kill, asyncio.create_subprocess_exec
     begun = list[asyncio.subprocess.Process]()
 
