@@ -304,14 +304,14 @@ class ResultDecoder:
             t_ns = self._online_ns(name, status.t_ns, message.t_ns)
         return [Reading("node", node, "agent_state", float(signal.states.index(status.state)), t_ns)]
 
-    def _online_ns(self, name: str, told_ns: int, arrived_ns: int) -> int:
+    def _online_ns(self, name: str, stated_ns: int, arrived_ns: int) -> int:
         """Return when an agent was online, by our clock. A retained state may be old; one that comes behind
         a last will is newer than that, whatever the clock of its node shows."""
-        behind_ns = max(min(self._behind_ns.get(name, 0), arrived_ns - told_ns), 0)
-        if told_ns + behind_ns <= self._gone_ns.get(name, 0):
-            behind_ns = arrived_ns - told_ns
+        behind_ns = max(min(self._behind_ns.get(name, 0), arrived_ns - stated_ns), 0)
+        if stated_ns + behind_ns <= self._gone_ns.get(name, 0):
+            behind_ns = arrived_ns - stated_ns
         self._behind_ns[name] = behind_ns
-        return min(told_ns + behind_ns, arrived_ns)
+        return min(stated_ns + behind_ns, arrived_ns)
 
 
 def _check_sender(sender: str | None, path: str) -> None:
