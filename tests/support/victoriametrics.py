@@ -28,6 +28,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _stands_still(pid: int) -> bool:
+    """True if each thread has stopped: one that has not may still answer."""
+    states = (
+        task.read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").glob("*/stat")
+    )
+    return all(state == "T" for state in states)
+
+
 class Victoria:
     """The server; `url` stays the same over restarts. Duplicates of an instant are one."""
 
@@ -70,6 +78,10 @@ class Victoria:
         """It takes connections and never answers, until `thaw`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        ends = time.monotonic() + PATIENCE_S
+        while not _stands_still(self._process.pid):
+            assert time.monotonic() < ends, "it does not stop"
+            time.sleep(0.001)
 
     def thaw(self) -> None:
         """It goes on."""
