@@ -39,10 +39,10 @@ AREAS = {
     "thermal_guard": ("policies/thermal_guard/*", "thermal_guard thermal_plan thermal_rescue"),
     "power_capping": (  # explain.py and savings.py hold sentences and accounts, not caps
         "policies/power_capping/{allocation,budgets,external_limits,headroom,held_caps,power_cap,power_guard,"
-        "rack_fit,release,shares,unheard,unpowered}",
+        "rack_fit,release,shares,unreported,unpowered}",
         "power_allocation power_budgets power_cap power_cap_odd power_cap_outside power_coincidence"
         " power_first_start power_fit power_guard power_lost power_nodes power_outside power_shares"
-        " power_unpowered power_headroom power_held_caps power_planned power_unheard"
+        " power_unpowered power_headroom power_held_caps power_planned power_unreported"
         " api_power",
     ),
     "leak_guard": ("policies/leak_guard/{detectors,evidence,policy,switches}", "leak_guard"),
@@ -86,6 +86,9 @@ def prepare(area: str, folder: Path) -> None:
             for name in names.split()
         ],
     }
+    named = [*settings["only_mutate"], *settings["pytest_add_cli_args_test_selection"]]
+    if missing := [name for name in named if not [*folder.glob(name)]]:
+        sys.exit(f"{area}: no such file: {', '.join(missing)}; remedy: correct AREAS")
     lines = [f"{key} = {[*values]}\n".replace("'", '"') for key, values in settings.items()]
     lines.append("track_dependencies = false\nuse_git_change_detection = false\n")
     project = (ROOT / "pyproject.toml").read_text()
