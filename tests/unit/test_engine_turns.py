@@ -8,8 +8,11 @@ import pytest
 
 from models import REGISTRY as MODELS
 from policies import REGISTRY as POLICIES
-from tests.support.builders import Twin, two_racks
+from tests.support.builders import Twin, Wish, spec_of, two_racks
 from twin.site import site as site_module
+from twin.telemetry import events as ev
+
+CAP = "gpu.power_cap_w"
 
 
 def busy_ticks(pod: Twin, seconds: int) -> list[set[str]]:
@@ -61,3 +64,31 @@ def test_on_a_small_site_they_keep_to_one_tick() -> None:
     first, *later = busy_ticks(pod_of(), 21)
     assert [k + 1 for k, ran in enumerate(later) if ran] == [5, 10, 15, 20]
     assert later[9] == first
+
+
+class Seldom(Wish):
+    """Caps three GPUs, and is not asked in urgent ticks."""
+
+    period_s, urgent = 5.0, False
+
+
+def test_an_urgent_tick_in_which_the_site_changes_withdraws_no_cap() -> None:
+    policy = Seldom()
+    policy.ask(CAP, [1, 2, 3], 200.0, 800.0)
+    pod = Twin(two_racks(), [policy], act=True)
+    pod.run(3, {CAP.replace("cap", "limit"): 1200.0})
+    later = spec_of(two_racks(racks="r[1-3]"))
+    changed = ev.SiteChanged(id="s", site_hash=later.digest(), spec=later.packed())
+    decision = pod.tick(None, changed, dt_s=0.1, urgent=True)
+    assert not [batch.reason for batch in decision.commands]
+    assert (pod.lease(CAP)[[1, 2, 3]] == 800.0).all()
+
+
+def test_an_urgent_tick_in_which_a_policy_is_restored_withdraws_no_cap() -> None:
+    policy = Seldom()
+    policy.ask(CAP, [1, 2, 3], 200.0, 800.0)
+    pod = Twin(two_racks(), [policy], act=True)
+    pod.run(3, {CAP.replace("cap", "limit"): 1200.0})
+    pod.engine.suspend(policy.name, ValueError("a fault"), pod.engine.state.now_ns)
+    pod.tick(None, ev.PluginRestored(plugin=policy.name), dt_s=0.1, urgent=True)
+    assert (pod.lease(CAP)[[1, 2, 3]] == 800.0).all()

@@ -1,7 +1,8 @@
 """Contingency publisher: delivers caps to the node agents for the time when the daemon is away.
 
 A delivery is an action like any other: it is journaled first, made only while this daemon may act and a
-policy is armed, and withdrawn when that ends.
+policy is armed, and withdrawn when that ends. What a daemon before delivered is withdrawn where agents report
+that they hold it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from connectors.agents import ContingencyTerms, Publication, contingency_of
+from connectors.agents import ContingencyTerms, Publication, contingency_of, contingency_topic
 from twin.api import Runtime
 from twin.catalogue import NS, ActuationError, ConnectorError
 from twin.contracts import ContingencyNote, DaemonRecord
@@ -25,7 +26,7 @@ from twin.wiring import Links
 
 log = logging.getLogger(__name__)
 CAP = "gpu.power_cap_w"
-LOOK_S, REFRESH_S, VALID_S = 1.0, 600.0, 7 * 86_400.0
+LOOK_S, AGAIN_S, REFRESH_S, VALID_S = 1.0, 60.0, 600.0, 7 * 86_400.0
 
 
 class ContingencyPublisher:
@@ -42,6 +43,7 @@ class ContingencyPublisher:
         self.live, self.opened, self.ingest = live, opened, ingest
         self.leadership, self._links = leadership, links
         self.delivered: dict[str, None] = {}  # topics that hold a plan of ours
+        self._left_s: dict[str, float] = {}  # topics of a daemon before -> when they were withdrawn
 
     async def run(self) -> None:
         """Look each second whether a plan is due, until cancelled."""
@@ -56,7 +58,7 @@ class ContingencyPublisher:
             try:
                 if not self._armed():
                     key = None
-                    await self._withdraw(list(self.delivered))
+                    await self._withdraw([*self.delivered, *self._left()])
                     continue
                 due = key != (site.spec_hash, term.epoch) or time.monotonic() - delivered_s >= REFRESH_S
                 if due and await self._deliver(term.epoch):
@@ -72,6 +74,18 @@ class ContingencyPublisher:
             and engine.arbiter.mode != "released"
             and any(engine.intake.authority[p.name] == "act" and CAP in p.controls for p in engine.policies)
         )
+
+    def _left(self) -> list[str]:
+        """Topics with plans of a daemon before, as agents report; each again only after a minute."""
+        links, now_s = self._links(), time.monotonic()
+        if links is None:
+            return []
+        racks = dict.fromkeys(node.rpartition("/")[0] for node in sorted(links.router.answers.armed))
+        topics = [contingency_topic(links.integration, rack) for rack in racks]
+        known = {topic for topic, at_s in self._left_s.items() if now_s - at_s < AGAIN_S}
+        left = [topic for topic in topics if topic not in known and topic not in self.delivered]
+        self._left_s |= dict.fromkeys(left, now_s)
+        return left
 
     async def _deliver(self, epoch: int) -> bool:
         """Publish the plans; return False if the site has changed."""
@@ -108,8 +122,9 @@ class ContingencyPublisher:
                     high_w=float(caps.max()),
                 )
             )
-            await self._publish(plans)
+            # Before: what fails half-way has delivered some
             self.delivered |= dict.fromkeys(topic for topic, _ in plans)
+            await self._publish(plans)
         return True
 
     async def _withdraw(self, topics: list[str]) -> None:
@@ -117,6 +132,7 @@ class ContingencyPublisher:
         if topics:
             await self._journal(ContingencyNote(withdrawn=len(topics)))
             await self._publish([(topic, b"") for topic in topics])
+            self._left_s |= dict.fromkeys(topics, time.monotonic())  # until their agents have reported
             for topic in topics:
                 self.delivered.pop(topic, None)
 
