@@ -1,8 +1,9 @@
 """Mutation score: a seeded sample of small changes to the code, and how many of them its tests notice.
 
 `python -m tests.support.mutants [AREA ..] [--count 60] [--seed 1]` needs mutmut 3.8.1 or later (`pip install
-mutmut`; the lock files do not have it) and works in `build/mutants`, a folder per area, made anew each time. A
-survivor that a person has read, and found to change nothing or a text alone, stands in `mutants_judged.tsv`.
+mutmut`; the lock files do not have it) and works in `build/mutants`, a folder per area, made anew each
+time. A survivor that a person has read, and found to change nothing or a text alone, stands in
+`mutants_judged.tsv`.
 """
 
 from __future__ import annotations
