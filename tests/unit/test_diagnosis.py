@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -281,6 +282,8 @@ def test_a_pump_that_ran_and_stands() -> None:
     assert told(pod) == [("pump_trip", "cdu", 0, "")]
     first = pod.engine.diagnosis.faults[0]
     assert "pump 1 stands still" in first.evidence
+    told_otherwise = replace(first, evidence=("no motion of pump 1",))
+    assert finding_of(told_otherwise, pod.site).title == "Pump 1 of lab/h/cdu1 has stopped"
     assert finding_of(first, pod.site).title == "Pump 1 of lab/h/cdu1 has stopped"
     pod.tick(QUIET | {"cdu.pump1_speed_pu": 0.0, "cdu.pump2_speed_pu": 0.0, "cdu.flow_lpm": 0.0})
     (both,) = pod.engine.diagnosis.faults

@@ -280,6 +280,7 @@ class Fault:
     since_ns: int
     evidence: tuple[str, ...]
     count: int = 1  # entities whose deviation it explains
+    parts: tuple[int, ...] = ()  # of the entity, such as its pumps, from 1; none is the whole
 
     @property
     def cooling(self) -> bool:

@@ -6,7 +6,6 @@ support for `clear_s`: neither its kind nor its entity flaps.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -22,7 +21,6 @@ from twin.telemetry import EntityState, OldOfNew, records
 HOLD_S, CLEAR_S = 5.0, 30.0
 MAX_REPORTED = 1000  # faults at once; of more than that the gravest
 MAX_EVIDENCE = 6
-BOTH_STOPPED, ONE_STOPPED = "both pumps stopped", re.compile(r"pump ([12]) stands still")  # evidence
 MOST_ALIKE = 20  # of one kind and signal that are reported each by itself
 PENDING_S = 5.0  # without support, until a pending cause starts again
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
@@ -49,6 +47,7 @@ class Cause:
     since_ns: int = 0
     supported_ns: int = 0
     severity: str = ""  # less than that of its kind, as long as it may be over by itself
+    parts: tuple[int, ...] = ()  # of the entity, from 1
 
     @property
     def key(self) -> Key:
@@ -188,7 +187,16 @@ def _severity(c: Cause) -> str:
 def _fault(c: Cause) -> Fault:
     evidence = c.evidence[:MAX_EVIDENCE]
     return Fault(
-        c.kind, c.table, c.entity, c.signal, _severity(c), c.confidence_pu, c.since_ns, evidence, c.count
+        c.kind,
+        c.table,
+        c.entity,
+        c.signal,
+        _severity(c),
+        c.confidence_pu,
+        c.since_ns,
+        evidence,
+        c.count,
+        c.parts,
     )
 
 
@@ -218,6 +226,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
         confidence_pu=least_pu,
         evidence=text[:MAX_EVIDENCE],
         count=n,
+        parts=(),
     )
 
 
@@ -227,13 +236,12 @@ def overlap(a: dict[str, I32], b: dict[str, I32]) -> bool:
 
 
 def _pumps(fault: Fault, title: str) -> str:
-    """Return the title of a stopped pump with the pump's number, which the first evidence gives."""
-    if fault.kind != "pump_trip" or not fault.evidence:
+    """Return the title of stopped pumps with the number of the pump, where it is known."""
+    if fault.kind != "pump_trip" or not fault.parts:
         return title
-    if fault.evidence[0].startswith(BOTH_STOPPED):
+    if len(fault.parts) > 1:
         return title.replace("A pump of", "Both pumps of").replace("has", "have")
-    number = ONE_STOPPED.fullmatch(fault.evidence[0])
-    return title.replace("A pump of", f"Pump {number[1]} of") if number else title
+    return title.replace("A pump of", f"Pump {fault.parts[0]} of")
 
 
 def finding_of(fault: Fault, site: Site) -> Finding:

@@ -10,7 +10,7 @@ import numpy as np
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.contracts import Residual
 from twin.diagnosis.alarm_budget import surprise
-from twin.diagnosis.cause import BOTH_STOPPED, Cause
+from twin.diagnosis.cause import Cause
 from twin.diagnosis.cusum import WILD_SIGMAS
 from twin.diagnosis.deviations import SLICE, Tracks
 from twin.diagnosis.device_reports import NEVER_NS, good, reported
@@ -101,9 +101,9 @@ class DeviceFaults(EntityState):
         out = []
         flow = good(state, "cdu.flow_lpm")
         for cdu in np.flatnonzero(stopped.any(axis=1)).tolist():
-            which = " and ".join(str(i + 1) for i in np.flatnonzero(stopped[cdu]))
+            parts = tuple((np.flatnonzero(stopped[cdu]) + 1).tolist())
             other = speed[cdu][~stopped[cdu]]
-            evidence = [f"pump {which} stands still"]
+            evidence = [f"pump {parts[0]} stands still"]
             if len(other) and np.isfinite(other[0]):
                 evidence.append(f"the other one runs at {100 * other[0]:.0f} %")
             if np.isfinite(flow[cdu]):
@@ -112,9 +112,11 @@ class DeviceFaults(EntityState):
             count = max(1, racks)
             if stopped[cdu].all():
                 # Two stopped pumps are graver than one: the fault is journaled again
-                evidence[0] = f"{BOTH_STOPPED}, no flow"
+                evidence[0] = "both pumps stopped, no flow"
                 count += len(self.topology.below("cdu", cdu, "gpu"))
-            out.append(Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0))
+            out.append(
+                Cause("pump_trip", "cdu", cdu, "", 0.99, tuple(evidence), count, 0.0, 30.0, parts=parts)
+            )
         return out
 
     def filters(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
