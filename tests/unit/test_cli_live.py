@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from tests.support.in_process_daemon import Desk, serving_aside
 from twin.api import connect
@@ -19,6 +21,7 @@ from twin.api.summary import brief_alarm
 from twin.api.tokens import add_token, read_tokens, write_private
 from twin.catalogue import NS, ConfigError, clean
 from twin.cli.main import main
+from twin.cli.operate import show
 from twin.cli.operate.show import since_words, state_words
 
 CAP = "gpu.power_cap_w"
@@ -174,6 +177,13 @@ def test_maintenance_and_alarms(desk: Desk, capsys: pytest.CaptureFixture[str], 
     said = capsys.readouterr().out
     assert "shelved" in said
     assert "\x1b" not in said
+    older = {
+        "alarms": [msgspec.to_builtins(book.alarms["part/mqtt"])],
+        "next_offset": None,
+        "total": 1,
+    }  # without its clock
+    show.show_alarms(older, console := Console(width=200, record=True))
+    assert "since 11-14 22:13:" in console.export_text()
     assert desk.run("alarm", "unshelve", "part/mqtt") == 0
     assert desk.run("alarm", "ack", "nobody") == 1
     assert "no alarm nobody" in capsys.readouterr().err

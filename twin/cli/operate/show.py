@@ -186,14 +186,16 @@ def _by_people(tree: dict[str, Any], out: Console) -> None:
         out.print(safe_text(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
 
 
-def since_words(t_ns: int, now_ns: int) -> str:
+def since_words(t_ns: int, now_ns: int | None) -> str:
     """Return an instant and its age, such as "since 22:13:58 UTC (3 min ago)", with the date of another
-    day."""
+    day. None: an older daemon, which does not answer its time."""
+    if now_ns is None:
+        return f"since {when(t_ns)} UTC"
     at = utc(t_ns, "%H:%M:%S" if utc(t_ns, "%F") == utc(now_ns, "%F") else "%Y-%m-%d %H:%M:%S")
     return f"since {at} UTC ({duration(max(0, now_ns - t_ns) / NS)} ago)"
 
 
-def _alarm_rows(alarms: list[dict[str, Any]], now_ns: int, out: Console) -> None:
+def _alarm_rows(alarms: list[dict[str, Any]], now_ns: int | None, out: Console) -> None:
     rows = []
     for a in alarms:
         where = ", ".join(str(e) for e in a.get("entities", [])[:4])
@@ -250,7 +252,7 @@ def show_comparisons(tree: dict[str, Any], out: Console) -> None:
 
 def show_alarms(tree: dict[str, Any], out: Console) -> None:
     """Alarms with evidence, what to do, and the id that `ack` and `shelve` take."""
-    _alarm_rows(tree["alarms"], tree["now_ns"], out)
+    _alarm_rows(tree["alarms"], tree.get("now_ns"), out)
     if tree["next_offset"] is not None:
         out.print(
             Text(f"{tree['total'] - len(tree['alarms'])} more; narrow it with --severity or --entity", "dim")
