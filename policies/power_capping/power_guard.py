@@ -33,7 +33,7 @@ from policies.power_capping.budgets import (
 from policies.power_capping.demand import CONTROL, Draws, classes, draws
 from policies.power_capping.external_limits import targets_now
 from policies.power_capping.loads import Loads, lifted, loads_of, unfed_feeders
-from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, clean
+from twin.catalogue import F64, I32, I64, NS, Bool, ContractError, clean, text
 from twin.contracts import (
     PAGE,
     Columns,
@@ -74,6 +74,7 @@ AIM_PU = 0.95  # of what is left: as a feeder that was overloaded. source: domai
 LOST_PU = 0.999  # of its capacity: a CDU or loop with less has lost some
 STAYS_PU = 0.10  # of its range, by which a cap that flow bounds may rise before it is moved. source: estimate
 MOST_COOLED = 64  # CDUs and loops that lost flow and are looked at in a tick, the worst first
+_OF_CUT = ("deep_ns", "deep_w", "deep_limit_w", "deep_metered", "cut_ns")
 _GOLDEN = 0.6180339887498949
 CAP_COLUMNS = (
     TableColumn("gpus", "count"),
@@ -105,14 +106,18 @@ class PowerGuard:
     rank: ClassVar[int] = 50
     period_s: ClassVar[float] = 1.0
     urgent: ClassVar[bool] = True
-    # `depth`: classes that are at their floors; `deep_ns`, `deep_w`: when it was last deepened, and the load
-    # then; `eased_ns`: when it was last eased; `calm_ns`: since when the feeder was calm; `theta`: heat of
+    # `depth`: classes that are at their floors; `deep_ns`, `deep_w`, `deep_limit_w`, `deep_metered`: when it
+    # was last deepened, the load and the budget then, and 1 if a meter gave that load; `cut_ns`: when the cut
+    # began; `eased_ns`: when it was last eased; `calm_ns`: since when the feeder was calm; `theta`: heat of
     # its breaker, 1 = it trips; `gone`: 1 = it fed nothing
     memory: ClassVar[Columns | None] = Columns(
         feeder={
             "depth": "f8",
             "deep_ns": "i8",
             "deep_w": "f8",
+            "deep_limit_w": "f8",
+            "deep_metered": "i8",
+            "cut_ns": "i8",
             "eased_ns": "i8",
             "calm_ns": "i8",
             "theta": "f8",
@@ -152,7 +157,11 @@ class PowerGuard:
         for feeder in over.tolist():
             depth = cuts.deepened(feeder, bool(later[feeder]), lost)
             if depth > kept["depth"][feeder]:
+                if not kept["depth"][feeder]:
+                    kept["cut_ns"][feeder] = view.now_ns
                 kept["deep_ns"][feeder], kept["deep_w"][feeder] = view.now_ns, loads.load_w[feeder]
+                kept["deep_limit_w"][feeder] = state.budget_w[feeder]
+                kept["deep_metered"][feeder] = loads.metered[feeder]
             kept["depth"][feeder] = depth
         for feeder in cuts.easing():
             if (enough := cuts.eased(feeder)) is not None:
@@ -176,9 +185,7 @@ class PowerGuard:
         calm_ns = np.where(memory["calm_ns"] > 0, memory["calm_ns"], view.now_ns)
         return dict(memory) | {
             "depth": _released(view, memory, state.use_pu, theta, seen_s),
-            "deep_ns": memory["deep_ns"].copy(),
-            "deep_w": memory["deep_w"].copy(),
-            "eased_ns": memory["eased_ns"].copy(),
+            **{name: memory[name].copy() for name in (*_OF_CUT, "eased_ns")},
             "calm_ns": np.where(state.use_pu < CALM_PU, calm_ns, 0),
             "theta": np.minimum(theta, 1.0),
             "seen_ns": np.full(len(state.use_pu), view.now_ns),
@@ -511,12 +518,23 @@ class _Cuts:
         commanded = np.isfinite(view.commanded(CONTROL)[capped])
         for feeder, mine in _by_feeder(by):
             index, hi_w = capped[mine], cap_w[mine]
-            who = view.site.name("feeder", feeder) if feeder >= 0 else "one of many feeders"
-            why = f"{who} is or was beyond {100 * CUT_PU:.0f} % of its budget"
             # A GPU that was cut follows the release; one that stands lower by another's setting is left there
             wish_w = np.where(commanded[mine], hi_w, np.nan)
-            out.append(Proposal(CONTROL, index, self.want.floor_w[index], hi_w, wish_w, why))
+            out.append(Proposal(CONTROL, index, self.want.floor_w[index], hi_w, wish_w, self._why(feeder)))
         return out
+
+    def _why(self, feeder: int) -> str:
+        """Return the reason of a feeder's cut; its figures are of the latest deepening, so they stay."""
+        what = f"is or was beyond {100 * CUT_PU:.0f} % of its budget"
+        if feeder < 0:
+            return f"one of many feeders {what}: `racktwin policy explain power_guard` lists them"
+        deep_ns, load_w, limit_w, metered, cut_ns = (self.kept[name][feeder] for name in _OF_CUT)
+        said = f"{self.view.site.name('feeder', feeder)} {what}"
+        if not cut_ns:  # in the memory of an earlier version
+            return said
+        load = f"{text.quantity(load_w, 'W')} {'measured' if metered else 'in the worst case'}"
+        at, since = (text.utc(int(t_ns), "%H:%M:%S") for t_ns in (deep_ns, cut_ns))
+        return f"{said}: {load} at {at} UTC, limit {text.quantity(limit_w, 'W')}; cut since {since} UTC"
 
 
 def _by_feeder(by: I64) -> list[tuple[int, I64 | slice]]:

@@ -226,6 +226,23 @@ def test_what_no_row_names_has_all_and_what_is_held_has_none_beyond_its_budget()
     np.testing.assert_allclose(out.left_w, [0.0, -10.0, np.inf], atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_one_class_of_all_and_devices_in_order_are_shared_as_any_others_are(seed: int) -> None:
+    """A device that wants nothing adds a class and a mask; those of a group need not come sorted."""
+    devices, budgets = a_site(seed, classes=1)
+    devices = devices._replace(room_w=np.maximum(devices.room_w, 10.0))
+    order = np.lexsort((devices.room_w / devices.weight, devices.group))
+    full = Devices(*(column[order] for column in devices))
+    power_w = allocate(full, budgets, 6).power_w
+    assert (power_w < full.floor_w + full.room_w).any() or not len(budgets.limit_w)
+    idle = Devices(
+        *(np.append(c, x).astype(c.dtype) for c, x in zip(full, (0, -5, 0.0, 0.0, 1.0), strict=True))
+    )
+    assert allocate(idle, budgets, 6).power_w[:-1] == pytest.approx(power_w)
+    back = Devices(*(column[::-1] for column in full))
+    assert allocate(back, budgets, 6).power_w[::-1] == pytest.approx(power_w)
+
+
 def test_nobody_and_nothing_to_share() -> None:
     none = np.zeros(0, np.int32)
     empty = Devices(none, none, np.zeros(0), np.zeros(0), np.zeros(0))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from policies.power_capping import PowerGuard
-from policies.power_capping.power_guard import CALM_S, RELEASE_S, SPREAD_S, WARM
+from policies.power_capping.power_guard import CALM_S, MOST_FEEDERS, RELEASE_S, SPREAD_S, WARM, _by_feeder
 from tests.support.builders import Twin, explained
 from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import gpus, job, site
-from twin.catalogue import NS, ContractError
+from twin.catalogue import NS, ContractError, text
 from twin.telemetry import LoadTargetSet
 from twin.telemetry.events import BudgetGranted
 
@@ -40,6 +40,44 @@ def test_an_overload_is_cut_in_the_tick_that_sees_it() -> None:
     assert loop.feeder_w.max() <= 0.955 * 80_000
     loop.run(10)
     assert 0.90 * 80_000 < loop.feeder_w.max() <= 0.955 * 80_000
+
+
+def test_its_reason_has_the_figures_of_the_cut_for_as_long_as_it_lasts() -> None:
+    def reasons() -> list[str]:
+        return sorted({p.reason for p in loop.twin.engine.in_force["power_guard"]})
+
+    loop = loop_of(80_000, 200_000)
+    loop.wants_w[:] = 1200.0
+    load_w = loop.feeder_w[0]
+    loop.tick()
+    at = text.utc(loop.twin.now_ns, "%H:%M:%S")
+    (first,) = reasons()
+    assert first == (
+        f"lab/h/a is or was beyond 99 % of its budget: {text.quantity(load_w, 'W')} measured at {at} UTC, "
+        f"limit 80 kW; cut since {at} UTC"
+    )
+    loop.run(20)
+    assert reasons() == [first], "though the load is another"
+    loop.wants_w[:] = 1900.0
+    loop.twin.tick({"feeder.power_w": [90_000.0, 90_000.0], "gpu.power_w": 640.0, "rack.power_w": 90_000.0})
+    (deeper,) = reasons()
+    assert "90 kW measured" in deeper
+    assert deeper.endswith(f"cut since {at} UTC")
+
+
+def test_gpus_by_the_feeder_that_cuts_them_and_those_of_unnamed_feeders_together() -> None:
+    def groups(by: list[int]) -> list[tuple[int, list[int]]]:
+        places = np.arange(len(by))
+        return [(feeder, places[mine].tolist()) for feeder, mine in _by_feeder(np.array(by))]
+
+    assert groups([7, 7, 7]) == [(7, [0, 1, 2])]
+    assert groups([9, 2, 9, 5, 2]) == [(2, [1, 4]), (5, [3]), (9, [0, 2])]
+    many = [3 * k for k in range(MOST_FEEDERS + 2)]
+    found = groups([*many[::-1], many[0]])
+    assert [feeder for feeder, _ in found] == [*many[:MOST_FEEDERS], -1]
+    assert found[0] == (0, [len(many) - 1, len(many)])
+    assert found[-1] == (-1, [0, 1])
+    assert sorted(k for _, mine in found for k in mine) == list(range(len(many) + 1))
 
 
 @pytest.mark.parametrize(("use_pu", "cut"), [(0.985, False), (0.995, True)])
