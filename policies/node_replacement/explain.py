@@ -38,6 +38,7 @@ from policies.node_replacement.texts import COSTS, HOLD_TEXTS, spare_of_node
 from twin.catalogue import F64, I32, NS, Bool, clean, duration, find_control
 from twin.contracts import (
     ACTIONS,
+    FAILED,
     FAILED_TEST,
     NO_RESULT,
     PASSED,
@@ -56,6 +57,7 @@ from twin.contracts import (
     View,
     entities_within,
     finite,
+    is_failure,
     table_of,
     todo_words,
 )
@@ -215,6 +217,14 @@ class Present:
     def chances(self) -> tuple[F64, F64]:
         """Return the forecast chances of failing within an hour and a day [n_node]; NaN = unknown."""
         return failure_chance(self.view, HOUR_S), failure_chance(self.view, DAY_S)
+
+    @cached_property
+    def failed(self) -> Bool:
+        """Return the nodes that have failed already, by verdict or by the log of failures [n_node]."""
+        failed: Bool = self.view.health("node").level == FAILED
+        log = self.view.failures()
+        failed[log.node[(log.end_ns == 0) & is_failure(log)]] = True
+        return failed
 
     @cached_property
     def spares(self) -> dict[int, int]:
@@ -415,7 +425,10 @@ def row_of(present: Present, node: int) -> dict[str, Value]:
     phase, weighed = int(memory["phase"][node]), memory["phase"][node] != IN_SERVICE
     option, action = OPTIONS[int(memory["option"][node])], ACTIONS[int(memory["action"][node])]
     spare, level, place = present.spares.get(node), present.level[node], present.placement[node]
-    hour, day = (present.chances[k][node] for k in (0, 1))
+    hour, day = (memory[f"chance_{h}_pu"][node] if weighed else present.chances[k][node]
+                 for k, h in enumerate(("1h", "24h")))  # fmt: skip
+    if present.failed[node]:  # the chance at which it was weighed has come true
+        hour = day = np.nan
     book, predicted = present.view.service(), bool(memory["prediction_ns"][node])
     slot = int(present.view.jobs.job_of_node[node])
     row: dict[str, Value] = {
@@ -434,8 +447,8 @@ def row_of(present: Present, node: int) -> dict[str, Value]:
         "course_words": OPTION_TEXTS[option],
         "action": action,
         "do": todo_words(action, "node"),
-        "chance_1h_pu": finite(memory["chance_1h_pu"][node] if weighed else hour),
-        "chance_24h_pu": finite(memory["chance_24h_pu"][node] if weighed else day),
+        "chance_1h_pu": finite(hour),
+        "chance_24h_pu": finite(day),
         "sure_pu": finite(memory["sure_pu"][node]) if weighed else None,
         **{
             f"costs_gpu_h.{o}": finite(memory[c][node]) if weighed else None

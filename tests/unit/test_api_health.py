@@ -16,6 +16,7 @@ from tests.support.scripted_health import Ailing, ailing, days_ago_ns
 from twin.api import health
 from twin.api.answers import Refused
 from twin.api.health import DRAIN_FIRST, DRAINED, SERVICE, of_name
+from twin.api.state import forecast_rows
 from twin.catalogue import NS, TABLES
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun
@@ -205,6 +206,9 @@ def test_a_node_that_has_failed_has_no_chance_of_failing_though_the_model_has_ye
     days = {r["name"]: (r["failed_since_ns"], r["day"]["mean"]) for r in rows(pod, "node", limit=40)}
     assert days[NODE3] == (now_ns - 180 * NS, None)
     assert days["lab/h/r1/node5"] == (now_ns - 20 * NS, None)
+    (day,) = (f for f in forecast_rows(pod.live, "node", np.arange(36)) if f["horizon_s"] == DAY_S)
+    for key in ("mean", "lo", "hi"):
+        assert np.flatnonzero(np.isnan(day[key])).tolist() == [3, 5, 6]
 
 
 def test_a_node_that_is_drained_is_not_to_be_drained_again(

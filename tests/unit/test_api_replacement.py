@@ -18,7 +18,7 @@ from tests.support.leaving_nodes import Leaving, outed
 from tests.support.scripted_health import ailing
 from twin.api.node_service import MAX_NOTE
 from twin.catalogue import NS
-from twin.contracts import DEGRADED, OtherRecord
+from twin.contracts import DEGRADED, FAILED, OtherRecord
 from twin.daemon.policy_accounts import PolicyAccounts
 from twin.run.journal import Chain
 from twin.telemetry import JobStarted
@@ -144,6 +144,10 @@ def test_the_plan_tells_what_was_weighed_and_what_is_awaited(tmp_path: Path) -> 
         assert by["draining"]["waits"] == "for the scheduler to take big off it"
         assert "racktwin device report lab/h/r1/node5" in by["rma"]["waits"]
         assert by["suspect"]["read_back"] == "in_service"
+        assert (out["chance_1h_pu"], out["chance_24h_pu"]) == (0.12, 0.61)
+        ailing(pod.twin.engine).say("node", 3, FAILED, "it is off")
+        status, tree = await pod.ask("GET", "/api/v1/replacement?node=r1/node3")
+        assert tree["nodes"][0]["chance_1h_pu"] is tree["nodes"][0]["chance_24h_pu"] is None, "it has failed"
         status, tree = await pod.ask("GET", "/api/v1/replacement?phase=out,rma&limit=1")
         assert (tree["total"], len(tree["nodes"]), tree["next_offset"]) == (2, 1, 1)
         status, tree = await pod.ask("GET", "/api/v1/replacement?node=r2/node1")

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.comparisons import comparisons_of
+from twin.api.health import CHANCE, failed_since
 from twin.api.page import job_of_slot, with_responses
 from twin.api.request_bodies import control_of
 from twin.api.runtime import Runtime, is_routine
@@ -279,14 +280,18 @@ async def leases(request: web.Request) -> web.Response:
 
 
 def forecast_rows(live: Runtime, name: str, page: np.ndarray) -> list[dict[str, Any]]:
-    """Forecasts of a table's signals for these entities."""
+    """Forecasts of a table's signals for these entities; a node that has failed has no chance of failing."""
     out = []
+    known = failed_since(live)[page] == 0 if name == "node" else np.ones(len(page), np.bool_)
     for (key, horizon_s), forecast in sorted(live.engine.forecasts.items()):
         if key.partition(".")[0] == name:
+            values = {
+                k: np.where(known | (key != CHANCE), v[page].astype(float), np.nan)
+                for k, v in (("mean", forecast.mean), ("lo", forecast.lo), ("hi", forecast.hi))
+            }
+            names = [live.engine.site.name(name, int(i)) for i in page]
             out.append({"signal": key, "horizon_s": horizon_s, "model": forecast.model,
-                        "basis": forecast.basis, "names": [live.engine.site.name(name, int(i)) for i in page],
-                        "mean": forecast.mean[page].astype(float), "lo": forecast.lo[page].astype(float),
-                        "hi": forecast.hi[page].astype(float)})  # fmt: skip
+                        "basis": forecast.basis, "names": names, **values})  # fmt: skip
     return out
 
 
