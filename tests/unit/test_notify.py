@@ -118,6 +118,15 @@ def finding(identity: str = "heat/lab/r1", severity: str = "warning") -> Finding
     return Finding(identity, severity, "Heat is off", ("lab/r1",), ("return 50 degC",), 0.99, "Look.")
 
 
+def test_a_body_does_not_repeat_its_title(tmp_path: Path) -> None:
+    title = "lab/r1/node3: gpu2: XID 95 (uncontained memory error)"
+    found = Finding("health/lab/r1/node3", "critical", title, (), ("gpu2: XID 95 (uncontained memory error)",
+                    "gpu2: 3 rows remapped"), 0.99, "Drain it.")  # fmt: skip
+    (change,) = AlarmBook(tmp_path).update([found], T0)
+    assert notify._event("1", change)["alarm"]["evidence"] == ["gpu2: 3 rows remapped"]
+    assert notify._alert(change.alarm, "lab")["annotations"]["description"] == "gpu2: 3 rows remapped"
+
+
 def in_world(tmp_path: Path, story: Callable[[World], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(story(World(tmp_path)), 240))  # type: ignore[arg-type]
 

@@ -28,6 +28,7 @@ from twin.catalogue import (
     find_control,
     find_signal,
     plain_text,
+    text,
 )
 from twin.control import Leases
 from twin.site import hall_count, noun_key
@@ -176,16 +177,11 @@ def brief_alarm(alarm: dict[str, Any]) -> dict[str, Any]:
             texts = [plain_text(v) if name in SAID and isinstance(v, str) else v for v in value[:8]]
             out[name] = [clean(v, 300) if isinstance(v, str) else v for v in texts]
             if name == "evidence":
-                title = clean(plain_text(str(alarm.get("title", ""))), 300).lower()
-                out[name] = [v for v in out[name] if not _is_within(str(v), title)]
+                title = clean(plain_text(str(alarm.get("title", ""))), 300)
+                out[name] = [v for v in out[name] if not text.is_stated(str(v), title)]
         elif isinstance(value, int | float | bool | None):
             out[name] = value
     return out
-
-
-def _is_within(evidence: str, title: str) -> bool:
-    """Return True if the title, in small letters, ends with this evidence."""
-    return title == evidence.lower() or title.endswith((f": {evidence.lower()}", f" {evidence.lower()}"))
 
 
 def missed(live: Runtime) -> dict[str, Any]:

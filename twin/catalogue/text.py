@@ -131,6 +131,12 @@ def safe(text: object, limit: int = MAX_NAME) -> str:
     return html.escape(clean(text, limit), quote=True)
 
 
+def is_stated(sentence: str, title: str) -> bool:
+    """Return True if a title ends with this sentence, whatever the case of their letters."""
+    sentence, title = sentence.lower(), title.lower()
+    return title == sentence or title.endswith((f": {sentence}", f" {sentence}"))
+
+
 def short(path: str, limit: int = 20) -> str:
     """The end of an entity's path, which distinguishes it from its neighbours."""
     last = clean(path).rsplit("/", 1)[-1]

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 
 from connectors.backoff import Backoff
-from twin.catalogue import NS, ConfigError
+from twin.catalogue import NS, ConfigError, text
 from twin.config import Loaded, Notify
 from twin.daemon.alarms import SEVERITIES, Alarm, AlarmChange
 
@@ -251,7 +251,7 @@ def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
         labels["entity"] = entity
     annotations = {
         "summary": alarm.title + (" (flapping)" if alarm.flapping else ""),
-        "description": "; ".join(alarm.evidence),
+        "description": "; ".join(_beside_title(alarm)),
         "action": alarm.action,
         "entities": ", ".join(alarm.entities),
         "acknowledged": f"{alarm.ack_author}: {alarm.ack_note}" if alarm.ack_ns else "",
@@ -282,7 +282,7 @@ def _event(key: str, change: AlarmChange) -> dict[str, Any]:
             "state": a.state,
             "title": _plain(a.title),
             "entities": [_plain(e) for e in a.entities],
-            "evidence": [_plain(e) for e in a.evidence],
+            "evidence": [_plain(e) for e in _beside_title(a)],
             "action": _plain(a.action),
             "count": a.count,
             "times": a.times,
@@ -294,9 +294,14 @@ def _event(key: str, change: AlarmChange) -> dict[str, Any]:
     }
 
 
-def _plain(text: str) -> str:
+def _beside_title(alarm: Alarm) -> list[str]:
+    """Return the evidence that the title does not state already."""
+    return [e for e in alarm.evidence if not text.is_stated(e, alarm.title)]
+
+
+def _plain(words: str) -> str:
     """Return text that every receiver can read, without invalid Unicode."""
-    return text[:1000].encode("utf-8", "replace").decode()
+    return words[:1000].encode("utf-8", "replace").decode()
 
 
 def _time(now_ns: int) -> str:
