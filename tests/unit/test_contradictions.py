@@ -140,6 +140,24 @@ def test_a_meter_that_leaps_is_accused() -> None:
 
 
 @pytest.mark.long
+def test_nodes_that_lie_together_are_one_alarm_and_their_racks_are_not_accused() -> None:
+    pod = after({"node.inlet_temp_c": 2.4}, first=False)
+    assert {key for key, _ in accused(pod)} == {"node.inlet_temp_c"}
+    (finding,) = [f for f in pod.decision.findings if f.id.startswith("fault/sensor_biased")]
+    n = pod.site.sizes["node"]
+    assert finding.entities == ("lab/h/cdu1", "lab/h/r1/node0")
+    assert finding.title == (
+        "A sensor of lab/h/r1/node0 reads wrong: inlet temperature; "
+        f"likewise {n - 1} more nodes of lab/h/cdu1"
+    )
+
+
+@pytest.mark.long
+def test_a_rack_that_lies_beside_its_nodes_is_accused() -> None:
+    assert accused(after({"rack.inlet_temp_c": 2.4})) == {("rack.inlet_temp_c", 0)}
+
+
+@pytest.mark.long
 def test_one_odd_reading_accuses_nobody_and_an_accusation_ends() -> None:
     lie = {"node.psu1_power_w": 15e3}
     assert accused(after(lie, EVERY)) == set()

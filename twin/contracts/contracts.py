@@ -281,6 +281,8 @@ class Fault:
     evidence: tuple[str, ...]
     count: int = 1  # entities whose deviation it explains
     parts: tuple[int, ...] = ()  # of the entity, such as its pumps, from 1; none is the whole
+    # Of a fault of `count` entities below this one: table and entity of the first
+    first: tuple[str, int] | None = None
 
     @property
     def cooling(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from twin.catalogue import I32, NS, counted, signal_words
+from twin.catalogue import I32, NS, counted, signal_words, table_noun
 from twin.contracts import Fault, Finding
 from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.topology import Topology
@@ -227,6 +227,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
         evidence=text[:MAX_EVIDENCE],
         count=n,
         parts=(),
+        first=(cause.table, cause.entity),
     )
 
 
@@ -248,15 +249,19 @@ def finding_of(fault: Fault, site: Site) -> Finding:
     """Return a fault as a finding for operators; its id stays the same while it lasts."""
     kind = FAULT_KINDS[fault.kind]
     name = site.name(fault.table, fault.entity)
-    title = _pumps(fault, kind.title).format(name=name)
+    named = (name,) if fault.first is None else (name, site.name(*fault.first))
+    title = _pumps(fault, kind.title).format(name=named[-1])
     if fault.signal:
         title += f": {signal_words(fault.signal)}"
+    if fault.first is not None:
+        others = fault.count - 1
+        title += f"; likewise {others:,} more {table_noun(noun_key(site, fault.first[0]), others)} of {name}"
     identity = f"fault/{fault.kind}/{name}" + (f"/{fault.signal}" if fault.signal else "")
     return Finding(
         identity,
         fault.severity,
         title,
-        (name,),
+        named,
         fault.evidence,
         fault.confidence_pu,
         kind.action,

@@ -74,6 +74,12 @@ class TableReadings:
         out: F64 = self._below(key) / self._below(key, ones=True)
         return out
 
+    def moved(self, name: str) -> F64:
+        """Return the readings of a suspect, a counter's growth, or the mean of a `table.signal` below."""
+        if "." in name:
+            return self.mean(name)
+        return self.rates[name] if name in self.rates else self[name]
+
     def total(self, key: str) -> F64:
         """Return the sum of a signal over the entities of another table below."""
         return self._below(key)
@@ -93,7 +99,8 @@ class Law:
 
     `suspects` are the readings that may be wrong, `beside` those that must be known as well. A law of a
     `flag` is broken where its quantity is 1. `looks`: how often it must be broken. `load` [n]: what moves the
-    quantity, too; beyond the loads in which the range was learned, the law learns anew.
+    quantity, too; beyond the loads in which the range was learned, the law learns anew. `mean`: key of the
+    signal below whose mean takes part. Where that mean moved most, no suspect is accused.
     """
 
     table: str
@@ -108,10 +115,17 @@ class Law:
     flag: bool = False
     looks: float = 3.0
     load: Callable[[TableReadings], F64] | None = None
+    mean: str = ""
 
     @property
     def key(self) -> str:
         return f"{self.table}.{self.name}"
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Return the readings of which one moved if the law breaks; none where there is no choice."""
+        every = (*self.suspects, self.mean) if self.mean else self.suspects
+        return every if len(every) > 1 else ()
 
 
 def _flag(
@@ -206,7 +220,7 @@ LAWS: tuple[Law, ...] = (
     Law("node", "inlet", ("inlet_temp_c",), (), lambda at: at["inlet_temp_c"], "air cannot change so fast",
         slack=15.0),
     Law("rack", "air", ("inlet_temp_c",), (), lambda at: at["inlet_temp_c"] - at.mean("node.inlet_temp_c"),
-        "its nodes disagree", slack=10.0),
+        "its nodes disagree", slack=10.0, mean="node.inlet_temp_c"),
     _flag("rack", "valve_pu", ("flow_lpm",), lambda at: (
         _flows(at, "flow_lpm", at.topology.site.design.rack_flow_lpm) & (at["valve_pu"] < SHUT_PU)),
         _FLOWING),
@@ -241,7 +255,8 @@ LAWS: tuple[Law, ...] = (
     Law("feeder", "energy", ("energy_mj", "power_w"), (), _energy, _ENERGY, slack=3.0, relative=True,
         looks=6.0),
     Law("hall", "cold aisle", ("cold_aisle_temp_c",), (),
-        lambda at: at["cold_aisle_temp_c"] - at.mean("rack.inlet_temp_c"), "its racks disagree", slack=10.0),
+        lambda at: at["cold_aisle_temp_c"] - at.mean("rack.inlet_temp_c"), "its racks disagree", slack=10.0,
+        mean="rack.inlet_temp_c"),
     Law("hall", "aisles", ("hot_aisle_temp_c", "cold_aisle_temp_c"), (),
         lambda at: at["hot_aisle_temp_c"] - at["cold_aisle_temp_c"], "its aisles disagree", slack=12.0,
         load=lambda at: at.total("rack.power_w")),
@@ -412,9 +427,9 @@ class Contradictions(EntityState):
             self._accuse(look, law, broken, off)
 
     def _hold(self, look: TableReadings, law: Law, kept: Bool) -> None:
-        """Keep the suspects of several as they were when they kept the law."""
-        for name in law.suspects if len(law.suspects) > 1 else ():
-            value = look.rates[name] if name in look.rates else look[name]
+        """Keep the readings of several as they were when they kept the law."""
+        for name in law.moving:
+            value = look.moved(name)
             held = self._last_values(law, name)[look.part]
             np.copyto(held, value, where=kept, casting="unsafe")
 
@@ -434,13 +449,14 @@ class Contradictions(EntityState):
         for k in np.flatnonzero(broken & off).tolist()[:NAMED]:
             suspect, words = self._suspect(look, law, k)
             accusation = Accusation(law.key, law.table, begin + k, suspect, words)
-            self.accused[accusation.key] = accusation
+            if suspect != law.mean:
+                self.accused[accusation.key] = accusation
 
     def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str]:
         """Return the reading with the largest change since the law held, and the evidence."""
         suspect, most = law.suspects[0], -1.0
-        for name in law.suspects if len(law.suspects) > 1 else ():
-            value = float((look.rates[name] if name in look.rates else look[name])[k])
+        for name in law.moving:
+            value = float(look.moved(name)[k])
             held = float(self._last_values(law, name)[look.part][k])
             moved = abs(value - held)
             if not name.endswith("temp_c"):
@@ -452,4 +468,6 @@ class Contradictions(EntityState):
                 suspect,
                 f"it grows by {amount(f'{law.table}.power_w', float(look.rates[suspect][k]))}: {law.words}",
             )
+        if suspect == law.mean:
+            return suspect, ""
         return suspect, f"it reads {amount(f'{law.table}.{suspect}', float(look[suspect][k]))}: {law.words}"
