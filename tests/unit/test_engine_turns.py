@@ -69,7 +69,8 @@ def test_on_a_small_site_they_keep_to_one_tick() -> None:
 class Seldom(Wish):
     """Caps three GPUs, and is not asked in urgent ticks."""
 
-    period_s, urgent = 5.0, False
+    period_s = 5.0
+    urgent = False
 
 
 def test_an_urgent_tick_in_which_the_site_changes_withdraws_no_cap() -> None:
