@@ -195,6 +195,31 @@ def test_lightning_hooks(stand_in: None, tmp_path: Path) -> None:
     assert [r for r in advisor._waiting if r["restart_s"]]
 
 
+class Sharded(Lightning):
+    """As with FSDP: what it saves is a folder."""
+
+    def save_checkpoint(self, path: str) -> None:
+        Path(path).mkdir(exist_ok=True)
+        (Path(path) / "shard").write_text(str(self.global_step))
+
+
+@pytest.mark.parametrize("trainer", [Lightning, Sharded])
+def test_a_run_that_goes_back_keeps_its_own_saves(stand_in: None, tmp_path: Path, trainer: Any) -> None:
+    from racktwin_client.lightning import AdvisedCheckpoint, saved
+
+    advisor = client.Advisor("j", "", own_every_steps=4, rank=0)
+    trainer().fit(AdvisedCheckpoint(advisor, str(tmp_path)), 18)
+    assert [step for step, _ in saved(str(tmp_path))] == [12, 16]
+    for made_s, (_, path) in enumerate(saved(str(tmp_path)), 1000):
+        os.utime(path, (made_s, made_s))
+    trainer().fit(AdvisedCheckpoint(advisor, str(tmp_path)), 9)
+    assert [step for step, _ in saved(str(tmp_path))] == [4, 8]
+    again = trainer()
+    again.global_step = 4
+    again.fit(AdvisedCheckpoint(advisor, str(tmp_path)), 5)
+    assert [step for step, _ in saved(str(tmp_path))] == [4, 8]
+
+
 @pytest.mark.parametrize("decision", [False, True])
 def test_without_pytorch_a_process_agrees_with_itself(
     monkeypatch: pytest.MonkeyPatch, decision: bool

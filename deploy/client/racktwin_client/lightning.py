@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from contextlib import suppress
 from typing import Any
 
 try:
@@ -51,16 +52,34 @@ class AdvisedCheckpoint(Callback):  # type: ignore[misc]
         with self.advisor.saving():
             trainer.save_checkpoint(path + ".part")  # a name of its own until it is whole
             if trainer.is_global_zero:
+                _remove(path)  # of a run that went back: a folder cannot be replaced by another
                 os.replace(path + ".part", path)
         if trainer.is_global_zero:
             for _step, old in saved(self.folder)[: -self.keep]:
-                shutil.rmtree(old, ignore_errors=True) if os.path.isdir(old) else os.remove(old)
+                _remove(old)
+
+
+def _remove(path: str) -> None:
+    """Remove a checkpoint if there is one; one that cannot be removed stays and harms no job."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            os.remove(path)
 
 
 def saved(folder: str) -> list[tuple[int, str]]:
-    """(step, path) of the whole checkpoints of a folder, the newest last."""
+    """(step, path) of the whole checkpoints of a folder, the newest last.
+
+    By the time of their making: a run that went back to an earlier step makes newer ones of lower steps.
+    """
     names = os.listdir(folder) if os.path.isdir(folder) else []
-    return sorted((int(m[1]), os.path.join(folder, m[0])) for m in map(_NAME.fullmatch, names) if m)
+    found = list[tuple[int, int, str]]()
+    for match in filter(None, map(_NAME.fullmatch, names)):
+        path = os.path.join(folder, match[0])
+        with suppress(FileNotFoundError):  # another process removed it
+            found.append((os.stat(path).st_mtime_ns, int(match[1]), path))
+    return [(step, path) for _, step, path in sorted(found)]
 
 
 def latest(folder: str) -> str | None:
