@@ -72,6 +72,16 @@ def test_a_changed_site_takes_the_events_along_and_drops_old_numbers(ingest: Ing
     assert frame.updates[0].entity.tolist() == [2]
 
 
+def test_a_changed_site_reaches_the_engine_where_the_queue_is_full(
+    ingest: Ingest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_module, "MAX_EVENTS", 1)
+    ingest.stage([JobEnded(id="e", job="j")], T)
+    spec = spec_of(two_racks(racks="r[1-3]"))
+    ingest.change_site(SiteChanged(site_hash=spec.digest(), spec=spec.packed()))
+    assert [type(e).__name__ for e in ingest.take(0, T, 1.0).events] == ["JobEnded", "SiteChanged"]
+
+
 def test_a_replaced_device_counts_from_its_own_beginning(ingest: Ingest) -> None:
     ingest.stage([Reading("gpu", 0, "energy_mj", 5_000_000, T)], T)
     ingest.take(0, T, 1.0)

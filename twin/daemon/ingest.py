@@ -128,7 +128,7 @@ class Ingest:
         self.site = build_site(msgspec.json.decode(event.spec, type=SiteSpec), "the changed site")
         before, self.inbox = self.inbox, Inbox(self.site.sizes, self._tick_s)
         self.inbox.events, self.inbox.counts = before.events, before.counts
-        self.inbox.put_event(event)
+        self.force_event(event)
         self.ledger.change_site(self.site.sizes)
         return self.site
 
