@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pytest
+from aiohttp import web
 
 from tests.support.in_process_daemon import Pod, serve
 from tests.support.journal_bodies import body_of
+from twin.api import service
+from twin.api.actions import Kept
 from twin.api.service import MAX_BODY
 from twin.catalogue import NS, TABLES
 from twin.daemon.alarms import AlarmBook
@@ -206,6 +211,35 @@ def test_the_same_question_with_the_same_key_acts_once(tmp_path: Path) -> None:
             status, tree = await pod.ask("POST", "/api/v1/requests", "operator", wrong, Idempotency_Key="k-2")
             assert (status, "lo <= hi" in tree["error"]) == (409, True)
 
+    serve(tmp_path, check)
+
+
+class Forgetful(Kept):
+    """The answers of an interface that starts anew before each request, beside an engine that goes on."""
+
+    def __init__(self) -> None:
+        """Keep nothing."""
+
+    @property
+    def held(self) -> OrderedDict[tuple[str, str, str], tuple[bytes, web.Response | None]]:  # type: ignore[override]
+        """No answers."""
+        return OrderedDict()
+
+
+def test_a_request_that_was_refused_is_not_done_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(pod: Pod) -> None:
+        wrong = X | {"lo": 950}
+        for _ in range(2):
+            status, tree = await pod.ask("DELETE", "/api/v1/requests/no", "operator", Idempotency_Key="k")
+            assert (status, "no request no" in tree["error"]) == (409, True)
+            status, tree = await pod.ask("POST", "/api/v1/requests", "operator", wrong, Idempotency_Key="k")
+            assert (status, "lo <= hi" in tree["error"]) == (409, True)
+            status, tree = await pod.ask("DELETE", "/api/v1/maintenance/w", "operator", Idempotency_Key="k")
+            assert status == 409
+
+    monkeypatch.setattr(service, "Kept", Forgetful)
     serve(tmp_path, check)
 
 

@@ -267,6 +267,7 @@ class Engine:
             return self._change_site(event)
         if isinstance(event, ev.PluginRestored):
             if self.suspended.pop(event.plugin, None) is None:
+                self.intake.forget_id(event)
                 return [EventRecord(event=brief_event(event), refused=f"{event.plugin} is not suspended")]
             if event.plugin in self.in_force:
                 self.in_force[event.plugin] = []
@@ -280,6 +281,8 @@ class Engine:
             refused = self.intake.apply(event, self.site, self.state, self.jobs, self.arbiter, self.models)
         if refused is None:
             refused = self.book.take(event, self.state.now_ns)
+        if refused is not None:
+            self.intake.forget_id(event)
         if refused is None and isinstance(event, ev.EntityReplaced):
             entity = self.site.entity(event.table, event.name)
             assert entity is not None  # or it would have been refused

@@ -4,8 +4,8 @@ Events concern the authority of policies, requests of operators, grants, jobs, r
 fitted models. An event that cannot be applied is counted and recorded with the reason; it raises no error.
 
 The id of an event is unique among events of its type. A second event with the same id and content counts as a
-duplicate. With other content it is refused, except that it changes a request. The journal records both once
-per tick.
+duplicate, unless it is a request of people that was refused. With other content it is refused, except that it
+changes a request. The journal records both once per tick.
 """
 
 from __future__ import annotations
@@ -98,6 +98,12 @@ class Intake:
         while len(self.seen) > MAX_SEEN:
             self.seen.popitem(last=False)
         return True
+
+    def forget_id(self, event: ev.Event) -> None:
+        """Forget the id of a person's request that was refused: the same one again is judged anew, since a
+        duplicate counts as done."""
+        if hasattr(event, "author"):
+            self.seen.pop(f"{type(event).__name__}:{event.id}", None)
 
     def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
         """Return the faults that are neither repeated nor use the id of another fault."""
