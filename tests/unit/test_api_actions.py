@@ -243,6 +243,28 @@ def test_a_request_that_was_refused_is_not_done_after_a_restart(
     serve(tmp_path, check)
 
 
+def test_a_repeated_request_with_a_duration_ends_as_before_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = {
+        "requests": X | {"for_s": 60},
+        "approvals": {"policy": "thermal_guard", "control": CAP, "for_s": 60},
+        "maintenance": {"table": "rack", "names": ["r1"], "reason": "x", "for_s": 60},
+    }
+
+    async def check(pod: Pod) -> None:
+        for path, body in bodies.items():
+            answers = []
+            for _ in range(2):
+                status, tree = await pod.ask("POST", f"/api/v1/{path}", "operator", body, Idempotency_Key="k")
+                assert (status, tree.get("done")) == (200, True), (path, tree)
+                answers.append({name: value for name, value in tree.items() if name != "tick"})
+            assert answers[0] == answers[1]
+
+    monkeypatch.setattr(service, "Kept", Forgetful)
+    serve(tmp_path, check)
+
+
 def test_what_cannot_be_taken_up_now_says_so_and_may_be_tried_again(tmp_path: Path) -> None:
     async def check(pod: Pod) -> None:
         put, pod.live.put_event = pod.live.put_event, lambda event: False

@@ -118,6 +118,19 @@ async def submit(request: web.Request, event: ev.Event, **more: Any) -> web.Resp
     return answer({"id": event.id, "done": True, "tick": live_of(request).engine.state.tick, **more})
 
 
+def _end_of(
+    live: Runtime, standing: ev.Event | None, for_s: float | None, instant_ns: int | None, needed: bool = True
+) -> int:
+    """The end of a request from a duration or an instant; of one that `standing` repeats, its end."""
+    end_ns = until(live, for_s, instant_ns, needed)
+    match standing:
+        case ev.OperatorRequest() | ev.Approved() if for_s is not None:
+            return standing.expires_ns
+        case ev.MaintenanceBegun() if for_s is not None:
+            return standing.until_ns
+    return end_ns
+
+
 async def ask(request: web.Request) -> web.Response:
     """Request that a control of some entities stays within bounds; the operator's policy proposes it."""
     body, live = await body_of(request, NewRequest), live_of(request)
@@ -130,11 +143,13 @@ async def ask(request: web.Request) -> web.Response:
         raise Refused(400, "people can only narrow a budget that is lent to a hall; expected only `hi`")
     want = None if body.want is None else level(control, body.want, math.nan, "want")
     low, high = level(control, body.lo, -math.inf, "lo"), level(control, body.hi, math.inf, "hi")
-    expires_ns = until(live, body.for_s, body.expires_ns, needed=control.key == POWER)
+    identity, needed = new_id(request), control.key == POWER
+    standing = live.engine.intake.requests.get(identity)
+    expires_ns = _end_of(live, standing, body.for_s, body.expires_ns, needed)
     if control.key == POWER and expires_ns - live.engine.state.now_ns > MOST_POWER_S * NS:
         raise Refused(400, f"for_s: a request for the power of nodes lasts at most {MOST_POWER_S:g} s")
     event = ev.OperatorRequest(
-        id=new_id(request), author=author(request), control=control.key, names=names,
+        id=identity, author=author(request), control=control.key, names=names,
         lo=low, hi=high, want=want, reason=reason_text(body.reason), expires_ns=expires_ns,
     )  # fmt: skip
     warnings = doubts(live, control, names, low, high, want)
@@ -167,10 +182,11 @@ async def approve(request: web.Request) -> web.Response:
     """Allow a policy with authority `approve` to act for a limited time."""
     body, live = await body_of(request, NewApproval), live_of(request)
     control = control_of(body.control)
-    names = expand(live, control.table, body.names)
+    names, identity = expand(live, control.table, body.names), new_id(request)
+    expires_ns = _end_of(live, live.engine.intake.approvals.get(identity), body.for_s, body.expires_ns)
     event = ev.Approved(
-        id=new_id(request), author=author(request), policy=body.policy, control=control.key, names=names,
-        expires_ns=until(live, body.for_s, body.expires_ns), reason=reason_text(body.reason, needed=False),
+        id=identity, author=author(request), policy=body.policy, control=control.key, names=names,
+        expires_ns=expires_ns, reason=reason_text(body.reason, needed=False),
     )  # fmt: skip
     if body.policy not in live.engine.intake.authority:
         known = ", ".join(live.engine.intake.authority)
@@ -250,9 +266,11 @@ async def begin_maintenance(request: web.Request) -> web.Response:
     body, live = await body_of(request, NewMaintenance), live_of(request)
     if not body.names:
         raise Refused(400, "names: expected at least one entity")
-    until_ns = until(live, body.for_s, body.until_ns)
+    identity = new_id(request)
+    window = live.engine.windows.windows.get(identity)
+    until_ns = _end_of(live, None if window is None else window.event, body.for_s, body.until_ns)
     event = ev.MaintenanceBegun(
-        id=new_id(request), author=author(request), table=table_of(body.table), until_ns=until_ns,
+        id=identity, author=author(request), table=table_of(body.table), until_ns=until_ns,
         names=expand(live, body.table, body.names), reason=reason_text(body.reason),
     )  # fmt: skip
     return await submit(request, event, until_ns=until_ns)
