@@ -271,6 +271,7 @@ class Engine:
                 return [EventRecord(event=brief_event(event), refused=f"{event.plugin} is not suspended")]
             if event.plugin in self.in_force:
                 self.in_force[event.plugin] = []
+                self.ran_ns.pop(event.plugin, None)
             return [EventRecord(event=brief_event(event)), *self.findings.clear(f"suspended/{event.plugin}")]
         if isinstance(event, ev.MaintenanceBegun):
             refused = self.windows.begin(event, self.state.now_ns)
@@ -358,13 +359,11 @@ class Engine:
     def _forecast(self, view: EngineView, frame: Frame, records: list[JournalRecord]) -> list[FitRequest]:
         fits: list[FitRequest] = []
         for name, model in self.models.items():
-            if (
-                name in self.suspended
-                or frame.urgent
-                or not self.due("model:" + name, model.period_s, frame.now_ns)
-            ):
+            key = "model:" + name
+            waits = frame.urgent and key in self.ran_ns
+            if name in self.suspended or waits or not self.due(key, model.period_s, frame.now_ns):
                 continue
-            self._note_run("model:" + name, model.period_s, frame.now_ns)
+            self._note_run(key, model.period_s, frame.now_ns)
             try:
                 model.update(view)
                 forecasts = model.predict(view)
@@ -431,11 +430,12 @@ class Engine:
             if name in self.suspended:
                 self._retire(policy, frame.now_ns)
                 continue
-            if (frame.urgent and not policy.urgent) or not (
-                frame.urgent or self.due(name, policy.period_s, frame.now_ns)
-            ):
+            # One whose proposals were dropped, as after a change of the site, runs in any tick: else its leases
+            # would be withdrawn
+            early = frame.urgent and name in self.ran_ns
+            if not (policy.urgent if early else self.due(name, policy.period_s, frame.now_ns)):
                 continue
-            if not frame.urgent:
+            if not early:
                 self._note_run(name, policy.period_s, frame.now_ns)
             try:
                 seen = handover if self.intake.takes_over(name, frame.now_ns) else view
