@@ -10,6 +10,7 @@ from .command import (
     Publish as Publish,
     ResultDecoder as ResultDecoder,
     contingency_of as contingency_of,
+    contingency_topic as contingency_topic,
     presence_of as presence_of,
     publish_all as publish_all,
 )

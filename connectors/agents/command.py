@@ -142,8 +142,13 @@ def contingency_of(site: Site, index: I32, caps_w: F64, terms: ContingencyTerms)
             "triggers": list(terms.triggers),
             "hold_s": terms.hold_s,
         }
-        out.append((f"IT/v1/{terms.integration}/Contingency/{path}", msgspec.json.encode(body)))
+        out.append((contingency_topic(terms.integration, path), msgspec.json.encode(body)))
     return out
+
+
+def contingency_topic(integration: str, rack: str) -> str:
+    """Return the topic that holds the contingency caps of a rack; an empty message withdraws them."""
+    return f"IT/v1/{integration}/Contingency/{rack}"
 
 
 def presence_of(
@@ -209,11 +214,12 @@ class ResultDecoder:
     """Decodes agents' answers and states for one site.
 
     `integration` is ours: answers to others are ignored. While `epoch` is set, answers of another are
-    refused.
+    refused. `armed`: nodes whose agents hold contingency caps, as they reported last.
     """
 
     def __init__(self, site: Site, integration: str | None = None, epoch: int | None = None) -> None:
         self.site, self.integration, self.epoch = site, integration, epoch
+        self.armed: set[str] = set()
         self._allowance = Allowance("answers", ANSWER_BURST, ANSWER_PER_S)
         self._gone_ns: dict[str, int] = {}  # when the last will of an agent came
         self._behind_ns: dict[str, int] = {}  # by how much the clock of its node is behind ours
@@ -301,6 +307,7 @@ class ResultDecoder:
             # A last will bears the time of the connection that it ends; it is news when it arrives.
             self._gone_ns[name] = t_ns
         else:
+            (self.armed.add if status.contingency == "armed" else self.armed.discard)(name)
             t_ns = self._online_ns(name, status.t_ns, message.t_ns)
         return [Reading("node", node, "agent_state", float(signal.states.index(status.state)), t_ns)]
 
