@@ -105,7 +105,7 @@ async def evict_due(
             raise Away(f"{path}: {error}") from error
         # A server that does not know the selector would give the pods of all nodes.
         pods += [p for p in some if p.spec.node_name == host]
-        unread += len(bad)
+        unread += sum(fault.host in (host, None) for fault in bad)
     kinds: dict[str, list[KubernetesPod]] = {"stays": [], "over": [], "leaving": [], "bare": [], "evict": []}
     for pod in pods:
         kinds["evict" if bare_too and pod.on_drain == "bare" else pod.on_drain].append(pod)

@@ -246,31 +246,48 @@ class _Items(msgspec.Struct):
     items: list[msgspec.Raw] | None = None
 
 
-def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[str]]:
-    """Return (the objects of a page of a list, reasons for omitted ones). Raises BadMessage for no list."""
+class UnreadObject(BadMessage):
+    """An object that does not fit. `key` is its namespace and name, "" if unknown; `host` the node that it is
+    bound to, "" for none, None if unknown."""
+
+    def __init__(self, message: str, text: bytes) -> None:
+        super().__init__(message)
+        try:
+            tree = msgspec.json.decode(text)
+        except WRONG:
+            tree = None
+        meta, spec = (tree.get(part) if isinstance(tree, dict) else None for part in ("metadata", "spec"))
+        name, space = (meta.get(part) if isinstance(meta, dict) else None for part in ("name", "namespace"))
+        self.key = f"{space}/{name}" if isinstance(name, str) and isinstance(space, str) else ""
+        host = (spec.get("nodeName") or "") if isinstance(spec, dict) else None
+        self.host = host if isinstance(host, str) else None
+
+
+def read_items(page: bytes, kind: type[Kind]) -> tuple[list[Kind], list[UnreadObject]]:
+    """Return (the objects of a page of a list, the omitted ones). Raises BadMessage for no list."""
     try:
         items = msgspec.json.decode(page, type=_Items).items or []
     except WRONG as error:
         raise BadMessage(f"expected a list of {kind.__name__}s: {str(error)[:200]}") from None
     objects: list[Kind] = []
-    bad: list[str] = []
+    bad: list[UnreadObject] = []
     for item in items[:MAX_ITEMS]:
         try:
             objects.append(read_object(bytes(item), kind))
-        except BadMessage as error:
-            bad.append(str(error))
+        except UnreadObject as error:
+            bad.append(error)
     return objects, bad
 
 
 def read_object(text: bytes, kind: type[Kind]) -> Kind:
-    """Return one object. Raises BadMessage for one of another kind, or without a name."""
+    """Return one object. Raises UnreadObject for one of another kind, or without a name."""
     try:
         decoded = msgspec.json.decode(text, type=kind)
     except WRONG as error:
         shown = text[:80].decode("utf-8", "replace")
-        raise BadMessage(f"{kind.__name__} {shown!r}: {str(error)[:200]}") from None
+        raise UnreadObject(f"{kind.__name__} {shown!r}: {str(error)[:200]}", text) from None
     if not 0 < len(decoded.metadata.name) <= 253:
-        raise BadMessage(f"{kind.__name__}: metadata.name: expected 1 to 253 characters")
+        raise UnreadObject(f"{kind.__name__}: metadata.name: expected 1 to 253 characters", text)
     return decoded
 
 

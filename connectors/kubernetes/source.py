@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from typing import Generic
 
+import msgspec
+
 from connectors.backoff import Backoff
 from connectors.demand import DemandBook
 from connectors.jobs import skip_start_times
@@ -28,6 +30,7 @@ from connectors.kubernetes.objects import (
     KubernetesPod,
     KueueQueue,
     KueueWorkload,
+    UnreadObject,
     fault_of,
     read_change,
     read_items,
@@ -72,7 +75,8 @@ class Followed(Generic[Kind]):
         self._one: Callable[[Kind, bool], None] = one
         self.version = ""
         self.listed = False
-        self.partial = False  # some objects of the last list could not be read
+        self.unread: dict[str, str | None] = {}  # keys that cannot be read -> their hosts, None: any
+        self._hosts_unread: frozenset[str | None] = frozenset()
         self.received_ns = 0  # when the server last spoke of these objects
         self._failed, self._backoff = 0, Backoff(FIRST_S, LONGEST_S)
 
@@ -109,7 +113,7 @@ class Followed(Generic[Kind]):
     async def _list(self, inlet: Inlet) -> None:
         self.listed = False
         objects: list[Kind] = []
-        version, faults = "", list[str]()
+        version, faults, unread = "", list[str](), dict[str, str | None]()
         async for page in self._client.pages(self.path, self._params):
             try:
                 some, bad = await asyncio.to_thread(read_items, page, self._kind)
@@ -117,12 +121,13 @@ class Followed(Generic[Kind]):
                 raise Away(f"{self.path}: {error}") from error
             version = page_meta(self.path, page)[0]
             objects += some
-            faults += bad[: MAX_FAULTS - len(faults)]
+            faults += [str(fault) for fault in bad[: MAX_FAULTS - len(faults)]]
+            unread |= {fault.key: fault.host for fault in bad}
             if len(objects) > MAX_ITEMS:
                 raise Away(f"{self.path}: more than {MAX_ITEMS} objects")
         for why in faults:
             inlet.reject("kubernetes", f"{self.path}: {why}")
-        self.partial = bool(faults)
+        self._note_unread(unread)
         await self._whole(objects)
         self.listed, self.version, self.received_ns = True, version or "0", time.time_ns()
 
@@ -148,8 +153,32 @@ class Followed(Generic[Kind]):
                 raise Expired(f"{self.path}: {message}")
             raise Away(f"{self.path}: the watch fails: {code} {message}")
         self.version = version_of(change) or self.version
-        if change.type in ("ADDED", "MODIFIED", "DELETED"):
-            self._one(read_object(bytes(change.object), self._kind), change.type != "DELETED")
+        if change.type not in ("ADDED", "MODIFIED", "DELETED"):
+            return
+        there = change.type != "DELETED"
+        try:
+            found = read_object(bytes(change.object), self._kind)
+        except UnreadObject as error:
+            if there or not error.key:
+                self._note_unread(self.unread | {error.key: error.host})
+                raise
+            space, _, name = error.key.partition("/")
+            found = msgspec.convert({"metadata": {"namespace": space, "name": name}}, self._kind)
+        if found.metadata.key in self.unread:
+            self._note_unread({k: host for k, host in self.unread.items() if k != found.metadata.key})
+        self._one(found, there)
+
+    def _note_unread(self, unread: dict[str, str | None]) -> None:
+        self.unread, self._hosts_unread = unread, frozenset(unread.values())
+
+    @property
+    def partial(self) -> bool:
+        """Return True while some objects cannot be read."""
+        return bool(self.unread)
+
+    def may_hide(self, host: str) -> bool:
+        """Return True if an object that cannot be read may be on a node."""
+        return host in self._hosts_unread or None in self._hosts_unread
 
 
 def _levels_of(node: KubernetesNode, busy: bool) -> _Levels:
@@ -237,7 +266,7 @@ class KubernetesSource:
         """Return True if a node has pods that a drain moves; None if that may be outdated or is unknown."""
         fresh = time.time_ns() - self.pods.received_ns <= FRESH_S * 10**9
         known = self.pods.listed and fresh
-        return (self.book.busy(host) or (None if self.pods.partial else False)) if known else None
+        return (self.book.busy(host) or (None if self.pods.may_hide(host) else False)) if known else None
 
     def took_away(self, entity: int) -> bool:
         """Return True if the autoscaler removed a node from the cluster."""
@@ -260,8 +289,8 @@ class KubernetesSource:
     async def _all_pods(self, pods: list[KubernetesPod]) -> None:
         """Take all pods in slices, between which the loop goes on; nothing is staged before the last. A pod
         that is missing may be one that could not be read: then none has ended."""
-        keys = {p.key for p in pods}
-        if not self.pods.partial:
+        keys = {p.key for p in pods} | self.pods.unread.keys()
+        if "" not in self.pods.unread:
             self.book.keep(keys)
             self.demand.keep(keys)
         for first in range(0, len(pods), SLICE):
@@ -385,8 +414,8 @@ class KubernetesSource:
             self._stated_s = time.monotonic()
 
     def _readings_of(self, entity: int, host: str) -> _Readings:
-        # A pod that could not be read may be anywhere: no drain counts as over
-        node, busy = self._nodes.get(host), self.book.busy(host) or self.pods.partial
+        # With a pod that cannot be read on it, no drain counts as over
+        node, busy = self._nodes.get(host), self.book.busy(host) or self.pods.may_hide(host)
         levels = UNKNOWN[:-1] if node is None else _levels_of(node, busy)
         standby = self._scale_downs.standby_of(entity, node, busy)
         return *levels, None if standby is None else float(standby)

@@ -296,7 +296,34 @@ def test_a_pod_that_cannot_be_read_ends_no_job_and_makes_no_node_idle(site: Site
     odd = one | {"spec": one["spec"] | {"priority": "high"}}
     assert [e.nodes for e in listed(one)] == [("lab/h/r1/node0",)]
     assert listed(odd, known={"k8s:lab:ml:job.j": ("lab/h/r1/node0",)}) == []
-    assert (source.busy("n0"), source.busy("n1")) == (True, None)
+    assert (source.busy("n0"), source.busy("n1")) == (True, False)
     assert len(inlet.faults) == 1
     assert [type(e) for e in listed()] == [JobEnded]
     assert source.busy("n0") is False
+
+
+@pytest.mark.parametrize(
+    "spec, hidden",
+    [({"nodeName": "n1", "priority": "high"}, ["n1"]), ({"priority": "high"}, []), (7, ["n0", "n1"])],
+)
+def test_a_pod_that_cannot_be_read_hides_only_its_own_node_and_as_long_as_it_is_there(
+    site: Site, spec: Any, hidden: list[str]
+) -> None:
+    client, inlet = Listing(), RecordingInlet()
+    source: Any = KubernetesSource(client, Hosts(site, {"n[0-9]": "r1/node[0-9]"}), PodLabels(cluster="lab"))  # type: ignore[arg-type]
+    odd = {"metadata": {"namespace": "ml", "name": "odd"}, "spec": spec}
+
+    def unknown() -> list[str]:
+        return [host for host in ("n0", "n1") if source.busy(host) is None]
+
+    def watched(kind: str) -> None:
+        source.pods._change(msgspec.json.encode({"type": kind, "object": odd}))
+
+    client.items = [odd]
+    asyncio.run(source.pods._list(inlet))
+    assert unknown() == hidden
+    watched("DELETED")
+    assert unknown() == []
+    with pytest.raises(BadMessage):
+        watched("ADDED")
+    assert unknown() == hidden
