@@ -55,7 +55,8 @@ class CapOrder(SinkOrder):
 class BmcSink:
     """Commands the caps of a fleet of BMCs.
 
-    `left_to_others(key)` returns the reason why a cap is not ours to set, or "".
+    `left_to_others(key)` returns the reason why a cap is not ours to set, or "". `found_before(key)` returns
+    the cap that was found before a lease that is older than this sink; NaN if none is known.
     """
 
     enforces_safe = False  # a BMC keeps its last cap, whoever lives
@@ -67,9 +68,11 @@ class BmcSink:
         fleet: Fleet,
         context: SinkContext,
         left_to_others: Callable[[Key], str] = lambda key: "",  # noqa: ARG005
+        found_before: Callable[[Key], float] = lambda key: math.nan,  # noqa: ARG005
     ) -> None:
         self.name, self.controls = name, tuple(dict.fromkeys(key.control for key in fleet.of))
         self._site, self._fleet, self._left_to_others = site, fleet, left_to_others
+        self._found_before = found_before
         self._stage, self._may_act, self._now_ns = context.stage, context.may_act, context.now_ns
         self._orders: dict[Key, CapOrder] = {}  # no more than there are caps
         self._found: dict[Key, float] = {}  # caps as they were before we set them, W
@@ -157,6 +160,8 @@ class BmcSink:
     def _hand_over(self, key: Key, bmc: Bmc) -> None:
         """Give back a cap that others set from now on: theirs could not rise above what a BMC keeps."""
         order, found_w = self._orders.get(key), self._found.pop(key, None)
+        if not math.isnan(before_w := self._found_before(key)):
+            found_w = before_w  # what was found since is the cap of the daemon before
         if order is None or found_w is None:
             if order is None or not order.lapsing:
                 self._drop(key)

@@ -9,6 +9,7 @@ async with mine:
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -29,14 +30,14 @@ class Driven:
     """`shift_s` moves the clock; `leads` is asked before each change; `spoiled` has a source's complaints."""
 
     def __init__(self, site: Site, fleet: Fleet, *, period_s: float = 0.2, looks: bool = False,
-                 left: Any = lambda key: "") -> None:  # fmt: skip
+                 left: Any = lambda key: "", found: Any = lambda key: math.nan) -> None:  # fmt: skip
         self.site, self.fleet = site, fleet
         self.staged: list[Item] = []
         self.spoiled: list[tuple[str, str]] = []
         self.poll_s = 0.0
         self.leads, self.shift_s, self.number, self.epoch = True, 0.0, 0, 3
         context = SinkContext(self.stage, lambda: self.leads, self.now_ns)
-        self.sink = BmcSink("bmc", site, fleet, context, left)
+        self.sink = BmcSink("bmc", site, fleet, context, left, found)
         self.source = BmcSource("bmc", fleet, period_s, left_to_others=left)
         self._looks, self._tasks = looks, list[asyncio.Task[None]]()
 

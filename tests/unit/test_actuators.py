@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,14 @@ def test_a_gpu_is_its_agents_while_that_is_online_and_a_lease_beyond() -> None:
     pod.tick(dt_s=3000.0)  # online was long ago: unknown is not online
     assert agents.why_theirs(first) == ""
     assert pod.now_ns > START_NS + NS
+
+
+def test_what_a_lease_found_is_known_where_it_began_before_the_sinks() -> None:
+    pod = Twin(two_racks())
+    agents, lease = Agents(pod.site, lambda: pod.engine, START_NS), pod.engine.arbiter.leases[GPU_CAP]
+    lease.found[:2], lease.begun_ns[:2] = 900.0, (START_NS, START_NS + 1)
+    assert agents.found_before(Key(GPU_CAP, 0)) == 900.0
+    assert math.isnan(agents.found_before(Key(GPU_CAP, 1)))
 
 
 def test_the_power_of_a_node_is_known_as_read_back_while_its_agent_is_online() -> None:

@@ -181,3 +181,19 @@ def test_a_cap_that_an_agent_takes_over_is_given_back(free: bool) -> None:
             await mine.until(lambda: stub.has.limit_w == 300.0)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("moved_w", [300.0, 350.0])
+def test_after_a_restart_an_agent_gets_back_what_was_found_and_not_our_own_cap(moved_w: float) -> None:
+    async def run() -> None:
+        stub, theirs = Stub(0), set[Key]()
+        stub.has = stub.has._replace(limit_w=300.0)  # of the daemon before
+        left = lambda key: "the node's agent carries it out" if key in theirs else ""  # noqa: E731
+        async with Driven(site_of(two_racks()), Fleet([stub], 1), left=left, found=lambda key: 900.0) as mine:
+            batch = await mine.command({0: moved_w})
+            assert await mine.answer(0) == ("done", "")
+            theirs.add(Key(GPU_CAP, 0))
+            await mine.again(batch)
+            await mine.until(lambda: stub.has.limit_w == 900.0)
+
+    asyncio.run(run())

@@ -56,14 +56,14 @@ def make_actuators(context: WiringContext, out: Schedulers) -> None:
         raise ConfigError(problems)
     for _, section, _ in sections(loaded.config.redfish, loaded.config.dcmi):
         _secret(loaded, section)  # so that a file that is absent is refused now
-    agents = Agents(site, context.engine)
+    agents = Agents(site, context.engine, context.sink.now_ns())
 
     def add(name: str, fleet: Fleet, period_s: float, switches: dict[int, Switch]) -> None:
         source = BmcSource(name, fleet, period_s, agents.why_theirs, agents.power_level)
         out.sources.append(source)
         sinks: list[BmcSink | PowerSink] = []
         if fleet.of:
-            sinks.append(BmcSink(name, site, fleet, context.sink, agents.why_theirs))
+            sinks.append(BmcSink(name, site, fleet, context.sink, agents.why_theirs, agents.found_before))
         if switches:
             power = f"{name}-power"
             sinks.append(PowerSink(power, site, switches, context.sink, agents.power_level, fleet.close))
@@ -133,9 +133,12 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
 
 
 class Agents:
-    """Nodes whose controls an agent carries out, as an engine knows them, looked up anew each time."""
+    """Nodes whose controls an agent carries out, as an engine knows them, looked up anew each time.
 
-    def __init__(self, site: Site, engine: Callable[[], Engine]) -> None:
+    `since_ns`: when the sinks were made, by the clock of the leases.
+    """
+
+    def __init__(self, site: Site, engine: Callable[[], Engine], since_ns: int = 0) -> None:
         self._site, self._engine = site, engine
         signal, level = find_signal("node.agent_state"), find_signal("node.power_readback_state")
         control = find_control(GPU_CAP)
@@ -143,6 +146,7 @@ class Agents:
         assert level is not None
         assert control is not None
         self._signal, self._level, self._lease_ns = signal, level, round(control.lease_s * NS)
+        self._since_ns = since_ns
 
     def why_theirs(self, key: Key) -> str:
         """Return the reason why the agent owns a cap; "" if it does not.
@@ -159,6 +163,11 @@ class Agents:
             return "the node's agent carries it out"
         gone_ns = self._age_s(node) * NS
         return "the node's agent went offline just now" if gone_ns < self._lease_ns else ""
+
+    def found_before(self, key: Key) -> float:
+        """Return the cap that was found before a lease that began before the sinks; NaN if none is known."""
+        lease = self._engine().arbiter.leases[key.control]
+        return float(lease.found[key.entity]) if lease.begun_ns[key.entity] <= self._since_ns else math.nan
 
     def power_level(self, node: int) -> float | None:
         """Level of a node's power as last read, NaN if unknown; None where no agent of it is online.
