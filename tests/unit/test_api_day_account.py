@@ -17,7 +17,7 @@ from twin.catalogue import NS
 from twin.contracts import CommandRecord, FindingRecord, JournalRecord, LapsedRecord, ReportsRecord
 from twin.ledger import HOUR_NS, HourRecord, statement
 from twin.report import LedgerStore
-from twin.run import JournalWriter
+from twin.run import OPEN, JournalWriter
 
 BEGIN = 20_000 * DAY_NS
 
@@ -98,6 +98,19 @@ def test_a_journal_is_read_on_from_where_it_ended(tmp_path_factory: Any, cuts: l
     checked(reader.read(BEGIN))
     writer.close()
     assert reader.read(BEGIN + DAY_NS).cappings == 0
+
+
+def test_a_segment_that_takes_the_inode_of_a_pruned_one_is_read_from_its_begin(tmp_path: Path) -> None:
+    writer, reader = JournalWriter(tmp_path), DayReader(tmp_path)
+    for k, (at_s, record) in enumerate(DAY):
+        writer.append([writer.chain.line(record, k, BEGIN + round(at_s * NS))])
+    writer.close()
+    path = tmp_path / OPEN
+    lines = path.read_bytes().splitlines(keepends=True)
+    for part in (lines[:-4], lines[-4:]):
+        path.write_bytes(b"".join(part))
+        reader.read(BEGIN)
+    checked(reader.count)
 
 
 def test_of_a_very_long_day_the_first_part_is_left_out_and_told(

@@ -430,8 +430,8 @@ class Engine:
             if name in self.suspended:
                 self._retire(policy, frame.now_ns)
                 continue
-            # One whose proposals were dropped, as after a change of the site, runs in any tick: else its leases
-            # would be withdrawn
+            # One whose proposals were dropped, as after a change of the site, runs in any tick: else its
+            # leases would be withdrawn
             early = frame.urgent and name in self.ran_ns
             if not (policy.urgent if early else self.due(name, policy.period_s, frame.now_ns)):
                 continue

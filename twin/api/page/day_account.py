@@ -118,7 +118,7 @@ class DayReader:
         self.folder = folder
         self.count = DayCount(0)
         self.left_out = False
-        self._done: dict[tuple[int, int], int] = {}  # segment -> position
+        self._done: dict[bytes, int] = {}  # begin of a segment, which has its hash -> position
 
     def read(self, begin_ns: int) -> DayCount:
         """Return the count of the day that begins then. Raises StorageError if a segment cannot be read."""
@@ -143,8 +143,7 @@ class DayReader:
                 continue
             with path.open("rb") as file:
                 last_ns = _instant(last_line(file)[0])
-                stat = os.fstat(file.fileno())
-            room -= stat.st_size - self._done.get((stat.st_dev, stat.st_ino), 0)
+                room -= os.fstat(file.fileno()).st_size - self._done.get(_begin(file), 0)
             if last_ns and last_ns < begin_ns:
                 break
             if room < 0 and found:
@@ -154,8 +153,7 @@ class DayReader:
         return found[::-1]
 
     def _read_on(self, file: BinaryIO) -> None:
-        stat = os.fstat(file.fileno())
-        key = (stat.st_dev, stat.st_ino)
+        key = _begin(file)
         position = self._done.get(key, 0)
         file.seek(position)
         for line in file:
@@ -174,6 +172,13 @@ class DayReader:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return  # `racktwin journal verify` reports that
         self.count.take(entry.record, entry.now_ns)
+
+
+def _begin(file: BinaryIO) -> bytes:
+    """The begin of a segment's first line, by which it is known when it is closed or another takes its
+    inode."""
+    file.seek(0)
+    return file.readline(_HEAD_BYTES)
 
 
 def _instant(line: bytes) -> int:
