@@ -387,8 +387,9 @@ def test_nobody_is_armed_where_a_lapse_would_break_a_budget(
     assert lead.veto(HOLD) is None
 
 
+@pytest.mark.parametrize("error", [OSError("no disk"), asyncio.CancelledError()])
 def test_an_election_that_fails_ends_the_term_and_is_tried_again(
-    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     lead, runs, real = daemon.leadership, [0], asyncio.sleep
 
@@ -396,7 +397,7 @@ def test_an_election_that_fails_ends_the_term_and_is_tried_again(
         runs[0] += 1
         if runs[0] == 1:
             on_change(Term(NEXT, "here"))
-            raise OSError("no disk")
+            raise error
         await asyncio.Event().wait()
 
     async def play() -> None:

@@ -36,8 +36,11 @@ async def until(holds: Any, within_s: float = PATIENCE_S) -> None:
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("error", [ConnectorError("the link is down"), RuntimeError("a bug"), None])
-def test_what_fails_or_ends_is_started_again_and_alarmed(error: Exception | None) -> None:
+ENDS = (ConnectorError("the link is down"), RuntimeError("a bug"), asyncio.CancelledError(), None)
+
+
+@pytest.mark.parametrize("error", ENDS)
+def test_what_fails_or_ends_is_started_again_and_alarmed(error: BaseException | None) -> None:
     async def scene() -> None:
         world, runs, well = World(), 0, asyncio.Event()
 

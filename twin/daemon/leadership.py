@@ -23,6 +23,7 @@ from twin.daemon.authority import on_standby
 from twin.daemon.bootstrap import ARMED, OpenedRun, unarmed_because
 from twin.daemon.handover import Handover, read_handover, targets_after
 from twin.daemon.leader import Election, EpochFile, HostElection, Term, election_name, lock_path
+from twin.daemon.supervision import is_stopped
 from twin.site import lapse_faults, parse_profile
 from twin.telemetry import (
     ApprovalWithdrawn,
@@ -87,9 +88,9 @@ class Leadership:
         while True:
             try:
                 await self.election.run(self._take_term)
-            except asyncio.CancelledError:
-                raise
-            except Exception:
+            except (Exception, asyncio.CancelledError):
+                if is_stopped():
+                    raise
                 log.exception("the election failed; it is tried again")
             self._take_term(None)
             await asyncio.sleep(1.0)

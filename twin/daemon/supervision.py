@@ -58,8 +58,11 @@ class Supervisor:
                 await run()
                 error = "it ended by itself"
             except asyncio.CancelledError:
-                _turn(part, "stopped", "")
-                raise
+                if is_stopped():
+                    _turn(part, "stopped", "")
+                    raise
+                error = "something that it waited for was cancelled"
+                log.warning("%s: %s; restarting it", part.name, error)
             except (ConnectorError, ConfigError) as caught:  # each says what to do
                 error = str(caught)
                 log.warning("%s: %s", part.name, error)
@@ -68,8 +71,7 @@ class Supervisor:
                 log.exception("%s failed; restarting it", part.name)
             finally:
                 watch.cancel()
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():  # it swallowed its cancellation: it ends all the same
+            if is_stopped():  # it swallowed its cancellation: it ends all the same
                 raise asyncio.CancelledError
             now = time.monotonic()
             if now - begun >= STEADY_S:
@@ -120,6 +122,12 @@ class Supervisor:
             if part is not None and name in self._alarmed:
                 self._alarmed.discard(name)
                 self._alarm(part, None)
+
+
+def is_stopped() -> bool:
+    """Return True if the present task was cancelled, and not only what it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _turn(part: Part, state: Literal["starting", "running", "waiting", "stopped"], error: str) -> None:
