@@ -13,7 +13,7 @@ from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, find_signal
 from twin.contracts import Residual
 from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
-from twin.diagnosis.cause import Cause, CauseBook
+from twin.diagnosis.cause import AGREED_LEAK, Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.isolation import IsolatedFault
@@ -79,6 +79,22 @@ def test_what_runs_down_is_the_leak_of_the_tray_above(
     pod.run(3, QUIET | {"node.leak_state": one(36, 5) + one(36, below)})
     assert told(pod) == [where]
     assert pod.engine.diagnosis.faults[0].count == 2
+
+
+def test_a_leak_that_dries_stays_where_it_began_and_what_agrees_changes_the_advice() -> None:
+    """Trays dry in any order: a gap in their row is no second leak, nor is the last one the source."""
+    pod = Twin(two_racks())
+    pod.run(3, QUIET)
+    actions = []
+    for trays in ([5], [5, 4], [5, 4, 3], [5, 3], [3]):
+        pod.run(2, QUIET | {"node.leak_state": sum(one(36, tray) for tray in trays)})
+        assert told(pod) == [("leak", "node", 5, "")], trays
+        actions.append(finding_of(pod.engine.diagnosis.faults[0], pod.site).action)
+    assert actions[0] == FAULT_KINDS["leak"].action
+    assert set(actions[1:4]) == {AGREED_LEAK}
+    pod.run(2, QUIET)
+    pod.run(2, QUIET | {"node.leak_state": one(36, 3)})
+    assert ("leak", "node", 3, "") in told(pod), "once all were dry, it is another one"
 
 
 def test_a_pan_that_was_wet_first_is_the_racks_leak() -> None:

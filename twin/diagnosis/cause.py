@@ -21,6 +21,7 @@ from twin.telemetry import EntityState, OldOfNew, records
 HOLD_S, CLEAR_S = 5.0, 30.0
 MAX_REPORTED = 1000  # faults at once; of more than that the gravest
 MAX_EVIDENCE = 6
+AGREED_LEAK = "Isolate it at once: more than one detector or sign shows the leak. Then inspect it."
 MOST_ALIKE = 20  # of one kind and signal that are reported each by itself
 PENDING_S = 5.0  # without support, until a pending cause starts again
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
@@ -264,6 +265,6 @@ def finding_of(fault: Fault, site: Site) -> Finding:
         named,
         fault.evidence,
         fault.confidence_pu,
-        kind.action,
+        AGREED_LEAK if fault.kind == "leak" and fault.count > 1 else kind.action,
         fault.count,
     )

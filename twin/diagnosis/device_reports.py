@@ -67,6 +67,8 @@ class DeviceReports(EntityState):
 
     usual_v: F64 = column("feeder", "f8", np.nan)
     wet_ns: dict[str, I64] = keyed("i8", keys=("node", "rack", "cdu", "loop"))
+    wet: Bool = column("node", "?")  # of the last tick with a wet detector
+    source: I32 = column("rack", "i4", -1)  # tray where the leak of a rack began; -1 = the rack itself
     fill_s: F64 = column("cdu", "f8")
     tripped: Bool = column("feeder", "?")  # as their breakers said last
     dark_ns: I64 = column("feeder", "i8")  # reading that said first that it carries nothing; 0 = it does
@@ -112,6 +114,7 @@ class DeviceReports(EntityState):
                 filling &= ~mask
         self.fill_s = np.clip(np.where(filling, self.fill_s + dt_s, self.fill_s - 0.1 * dt_s), 0.0, 600.0)
         if not any(mask.any() for mask in wet.values()):
+            self.wet[:] = False
             return []
         out, explained = [], {t: np.zeros(topology.sizes[t], np.bool_) for t in wet}
         if wet["node"].any():
@@ -120,12 +123,15 @@ class DeviceReports(EntityState):
                 trays = np.flatnonzero(wet["node"] & (rack_of == rack)).astype(np.int32)
                 # A drip wets the pan of the rack after the tray; a leak that wets the pan first is the rack's
                 first_ns = int(self.wet_ns["node"][trays].min())
-                source = self._source(trays)
+                if not self.wet[trays].all():  # what only dries began where it began
+                    self.source[rack] = self._source(trays)
+                source = int(self.source[rack])
                 if source < 0 or (wet["rack"][rack] and int(self.wet_ns["rack"][rack]) < first_ns):
                     explained["rack"][rack] = True
                     out.append(self._leak(state, "rack", rack, trays, wet, explained))
                 else:
                     out.append(self._leak(state, "node", source, trays, wet, explained))
+        self.wet = wet["node"]
         for table in ("rack", "cdu", "loop"):
             for entity in np.flatnonzero(wet[table] & ~explained[table]).tolist():
                 out.append(self._leak(state, table, entity, np.zeros(0, np.int32), wet, explained))
