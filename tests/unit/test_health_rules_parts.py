@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,8 +47,11 @@ def test_pumps_of_which_nothing_is_heard_are_unknown() -> None:
 def test_the_pump_that_tripped_is_the_one_that_stands() -> None:
     ward = Ward(two_racks())
     ward.look(PUMPS)
-    ward.look(PUMPS | {"cdu.pump2_speed_pu": 0.0}, faults=[fault("pump_trip", "cdu", 0)])
+    tripped = replace(fault("pump_trip", "cdu", 0), parts=(2,))
+    ward.look(PUMPS | {"cdu.pump2_speed_pu": 0.0}, faults=[tripped])
     assert levels(ward, "pump") == [HEALTHY, FAILED]
+    ward.look(PUMPS, faults=[tripped])
+    assert levels(ward, "pump") == [HEALTHY, FAILED], "both run again, and the diagnosis waits for a while"
     assert ward.action("pump", 1) == action("check_facility")
     assert set(ward.evidence("pump", 1)) == {"pump_trip"}
 

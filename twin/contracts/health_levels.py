@@ -42,7 +42,11 @@ ACTION_WORDS = {
 }
 
 # One of a pair of pumps or supplies is exchanged while the other one carries all
-PAIR_WORDS = {"replace": "replace it; the other one carries all meanwhile"}
+_PAIR_WORDS = {"replace": "replace it; the other one carries all meanwhile"}
+_WORDS_OF_PART = {
+    "pump": {**_PAIR_WORDS, "check_facility": "have it and its CDU checked"},
+    "psu": {**_PAIR_WORDS, "check_facility": "check its feed"},
+}
 
 # Cause of a lowered clock of a GPU
 NOT_LOWERED, BY_ITSELF, BY_FACILITY, BY_POWER, BY_WHOM_IS_UNKNOWN = range(5)
@@ -56,7 +60,7 @@ def action(name: str) -> int:
 
 def todo_words(name: str, part: str) -> str:
     """Text of an action for a kind of part."""
-    return PAIR_WORDS.get(name, ACTION_WORDS[name]) if part in ("pump", "psu") else ACTION_WORDS[name]
+    return _WORDS_OF_PART.get(part, {}).get(name, ACTION_WORDS[name])
 
 
 def drained_words(node: str) -> str:

@@ -104,21 +104,22 @@ def _pairs(context: RuleContext, keys: tuple[str, str]) -> F64:
     return np.stack([context.now.good(key).astype(np.float64) for key in keys], axis=1).reshape(-1)
 
 
-def _by_cdu(kind: str, only: str = "", itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
-    """Finds pumps of CDUs with this diagnosis; `only`: stopped pumps, or running ones."""
+def _by_cdu(kind: str, itself_pu: float = 1.0) -> Callable[[RuleContext], RuleMatches]:
+    """Finds pumps of CDUs with this diagnosis: those that it names, else those that run."""
     rule = by_diagnosis(kind, "cdu", itself_pu)
 
     def find(context: RuleContext) -> RuleMatches:
         found = rule(context)
         if not len(found.index):
             return NOTHING
-        speed = _speeds(context)
+        speed, named = _speeds(context), {f.entity: f.parts for f in context.faults(kind)}
         index: list[int] = []
         for cdu in found.index.tolist():
             pair = np.array([2 * cdu, 2 * cdu + 1])
             with np.errstate(invalid="ignore"):
-                mine = {"stand": speed[pair] < STOPPED_PU, "run": speed[pair] >= STOPPED_PU}.get(only)
-            index += pair.tolist() if mine is None or not mine.any() else pair[mine].tolist()
+                runs = speed[pair] >= STOPPED_PU
+            mine = [2 * cdu + part - 1 for part in named[cdu]] or pair[runs].tolist()
+            index += mine or pair.tolist()
         assert found.notes is not None
         assert found.sure_pu is not None
         sure = dict(zip(found.index.tolist(), found.sure_pu.tolist(), strict=True))
@@ -264,12 +265,12 @@ LINK: tuple[Rule, ...] = (
 
 PUMPS: tuple[Rule, ...] = (
     Rule("pump_trip", "pump", FAILED, "check_facility", 0.97, "it has stopped: {note}", DIAGNOSIS,
-         _by_cdu("pump_trip", "stand"), PUMP),
+         _by_cdu("pump_trip"), PUMP),
     Rule("pump_worn", "pump", DEGRADED, "check_facility", 0.6,
          "it or the other pump delivers less than its speed should give: {note}", DIAGNOSIS,
-         _by_cdu("pump_worn", "run", 0.6), PUMP),
+         _by_cdu("pump_worn", 0.6), PUMP),
     Rule("filter_blocked", "pump", DEGRADED, "check_facility", 0.3,
-         "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", "run", 0.3), PUMP),
+         "the filter before it is blocked: {note}", DIAGNOSIS, _by_cdu("filter_blocked", 0.3), PUMP),
     Rule("stands_by", "pump", HEALTHY, "none", 0.0, "it is stopped; the other pump carries the flow",
          "the device", _standing, PUMP),
     Rule("wear", "pump", WATCH, "check_facility", 0.5, "{note}", "trend of a learned parameter", _worn_pumps,
