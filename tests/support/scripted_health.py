@@ -15,6 +15,7 @@ from twin.catalogue import NS
 from twin.contracts import DEGRADED, HEALTHY, PAIRED, PARTS, Evidence, FailureLog, Forecast, Health, action
 from twin.engine import Engine
 from twin.health import SIGNALS, HealthState, ReportedFault
+from twin.health.common_cause import Shock
 from twin.health.error_log import FaultBook
 from twin.health.failures import Failures
 from twin.health.lemons import Lemons
@@ -107,6 +108,11 @@ class _Failures(_Silent, Failures):
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, str, bool]] = []
         self.begin_ns, self.now_ns = 0, NEVER_NS
+        self.causes: tuple[Shock, ...] = ()
+        self.well_ns = np.zeros(10_000, np.int64)
+
+    def shocks(self) -> tuple[Shock, ...]:
+        return self.causes
 
     def log(self) -> FailureLog:
         node, start, end, kind, shared = zip(*self.rows, strict=True) if self.rows else ((), (), (), (), ())

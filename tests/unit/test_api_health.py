@@ -17,7 +17,7 @@ from twin.api import health
 from twin.api.answers import Refused
 from twin.api.health import DRAIN_FIRST, DRAINED, SERVICE, of_name
 from twin.api.state import forecast_rows
-from twin.catalogue import NS, TABLES
+from twin.catalogue import NS, TABLES, utc
 from twin.contracts import BY_FACILITY, DEGRADED, FAILED, HEALTHY, LEVELS, UNKNOWN, WATCH
 from twin.telemetry import EntityReplaced, JobStarted, MaintenanceBegun
 
@@ -200,6 +200,11 @@ def test_a_node_that_has_failed_has_no_chance_of_failing_though_the_model_has_ye
         assert [(c["mean"], c["lo"], c["hi"]) for c in tree["chance"]] == [(None, None, None)] * 4
     assert of_name(pod.live, NODE3)["failed_words"].startswith("has failed since ")
     assert of_name(pod.live, f"{NODE3}/gpu0")["node"] == NODE3
+    ill.failures.well_ns[6] = now_ns - 5 * NS
+    words = of_name(pod.live, "lab/h/r1/node6")["failed_words"]
+    back, end = utc(now_ns - 5 * NS), utc(now_ns + 595 * NS)
+    failed = f"failed at {utc(now_ns - 10 * NS)} UTC, is well since {back} UTC"
+    assert words == f"{failed} and counts as failed until {end} UTC"
     well = of_name(pod.live, "lab/h/r1/node4")
     assert well["failed_since_ns"] is None
     assert well["chance"][1]["mean"] == pytest.approx(0.03)

@@ -14,6 +14,7 @@ from twin.catalogue import NS
 from twin.contracts import BY_FACILITY, BY_POWER, DEGRADED, FAILED, SAME_S, UNKNOWN, WATCH, Fault, Finding
 from twin.health import findings
 from twin.health.alarms import LIKELY_PU, MOST, STILL_LIKELY_PU, TITLES
+from twin.health.common_cause import Shock
 from twin.health.rules import DIAGNOSIS
 from twin.telemetry import MaintenanceBegun
 
@@ -239,6 +240,19 @@ def test_nodes_that_went_down_together_are_one_finding(ward: Ward) -> None:
     assert only.evidence == ("18 nodes in 1 rack: 18 x power",)
     ward.diagnose("feed_lost", "feeder", 0, "critical")
     assert [f.severity for f in ward.look()] == ["warning"]  # the cause has an alarm of its own
+
+
+def test_one_node_that_a_fault_took_down_is_not_several_and_the_fault_is_named(ward: Ward) -> None:
+    ward.ill.say("node", 3, FAILED, "it is off", action_name="reboot_node")
+    ward.ill.failed(3, START_NS, kind="power", shared=True)
+    why = "feed lost of lab/h/a explains it"
+    ward.ill.failures.causes = (Shock(START_NS, "feeder", 0, "lab/h/a", (3,), 1, why, "feed_lost"),)
+    (only,) = ward.look()
+    assert only.title == "lab/h/r1/node3 became unusable by a cause outside it"
+    assert only.evidence == ("1 node in 1 rack: 1 x power", why)
+    ward.ill.failures.well_ns[3] = START_NS + 60 * NS
+    ward.ill.verdicts.held["node"].level[3] = WATCH
+    assert ward.look() == [], "it is back, though not yet for long"
 
 
 def test_lemons_and_wear(ward: Ward) -> None:

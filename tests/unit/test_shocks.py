@@ -153,10 +153,19 @@ def test_a_fault_above_explains_one_alone(kind, table, entity, failed, expected)
     assert len(told) == bool(expected)
     if told:
         assert told[0].fault == kind
-        assert told[0].why.startswith(kind)
+        assert told[0].why.startswith(kind.replace("_", " "))
     # long after the failures it explains none of them
     late = Fault(kind, table, entity, "", "critical", 0.99, START_NS + 1199 * NS + 600 * NS, ())
     assert judge(some, late)[0] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "table", "failed", "expected"),
+    [("feed_lost", "feeder", POWER, []), ("pump_trip", "cdu", THERMAL, [0])],
+)
+def test_a_failure_minutes_before_a_feed_is_lost_is_not_explained_by_it(kind, table, failed, expected):
+    fault = Fault(kind, table, 0, "", "critical", 0.99, START_NS + 210 * NS, ())
+    assert judge(fallen([0], [0.0], failed), fault)[0] == expected
 
 
 def test_a_sensor_in_doubt_explains_nothing():

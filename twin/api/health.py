@@ -119,13 +119,17 @@ def failed_since(live: Runtime) -> I64:
     return np.where(since == never, 0, np.maximum(since, 1))
 
 
-def failed_words(live: Runtime, since_ns: int) -> str:
+def failed_words(live: Runtime, node: int, since_ns: int) -> str:
     """Return a predicate on a node that has failed, such as "has failed since ..."; "" for one that has not.
 
-    The log gives no start to a node that was never reported healthy.
+    The log gives no start to a node that was never reported healthy, and an end only after a while.
     """
     if not since_ns:
         return ""
+    well_ns, end_ns = (int(at_ns[node]) for at_ns in live.engine.health.failures.well_again())
+    if well_ns > since_ns:
+        until = f"counts as failed until {utc(end_ns)} UTC"
+        return f"failed at {utc(since_ns)} UTC, is well since {utc(well_ns)} UTC and {until}"
     if since_ns < live.engine.health.log().begin_ns:
         return "has failed; it was never reported healthy"
     return f"has failed since {utc(since_ns)} UTC"
@@ -204,7 +208,7 @@ def node_row(ranked: Ranked, node: int) -> dict[str, Any]:
     day = band(forecast_of(live, CHANCE, DAY_S), node, ranked.average, since_ns > 0)
     return row | {"part": "node", "name": site.name("node", node), "day": day, "lemon": lemon,
                   "failed_since_ns": since_ns or None,
-                  "failed_words": failed_words(ranked.live, since_ns)}  # fmt: skip
+                  "failed_words": failed_words(live, node, since_ns)}  # fmt: skip
 
 
 class Ranked:
@@ -573,7 +577,7 @@ def part_tree(live: Runtime, part: str, index: int) -> dict[str, Any]:
     if node >= 0:
         since_ns = int(failed_since(live)[node])
         tree |= {"node": site.name("node", node), "job": job(live, node), "failed_since_ns": since_ns or None,
-                 "failed_words": failed_words(live, since_ns),
+                 "failed_words": failed_words(live, node, since_ns),
                  "chance": chances(live, node, since_ns > 0), "model": model_of(live),
                  "history": history(live, node), "lemon": lemon(live, node)}  # fmt: skip
     if part == "gpu":

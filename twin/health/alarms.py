@@ -37,6 +37,7 @@ from twin.contracts import (
     name_of_part,
     todo_words,
 )
+from twin.health.common_cause import JOIN_S
 from twin.health.health import HealthState
 from twin.health.rules import DIAGNOSIS, Rule
 from twin.health.rules_node import RECURS
@@ -370,7 +371,9 @@ class _Look:
 
     def shared(self) -> list[Finding]:
         """Return one finding for the nodes that failed together."""
+        well_ns, _ = self.health.failures.well_again()
         nodes = self._unworked("node", self.together())
+        nodes = nodes[well_ns[nodes] == 0]
         if len(nodes) == 0:
             return []
         log = self.health.log()
@@ -379,12 +382,21 @@ class _Look:
         said = [f"{int(kinds[k])} x {log.classes[k].replace('_', ' ')}"
                 for k in np.argsort(-kinds, kind="stable")[:3].tolist() if kinds[k]]  # fmt: skip
         names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
+        since_ns = int(log.start_ns[down].min()) - round(JOIN_S * NS)
+        why = [
+            s.why
+            for s in self.health.failures.shocks()
+            if s.start_ns >= since_ns and np.isin(nodes, s.nodes).any()
+        ]
         racks = len(np.unique(self.site.rack_of_node[nodes]))
         severity = "warning" if self.facility_alarmed else "critical"  # the cause has an alarm of its own
         many = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
         where = f"{many} in {racks} {'rack' if racks == 1 else 'racks'}: "
-        return [Finding("health/shared", severity, "Nodes became unusable together", names,
-                        (where + ", ".join(said),), 1.0,
+        title = "Nodes became unusable together"
+        if len(nodes) == 1:
+            title = f"{names[0]} became unusable by a cause outside it"
+        return [Finding("health/shared", severity, title, names,
+                        (where + ", ".join(said), *dict.fromkeys(why))[:MOST_EVIDENCE], 1.0,
                         "Check what they share: feed, coolant, network, job. No single node is to blame.",
                         len(nodes))]  # fmt: skip
 

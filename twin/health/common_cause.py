@@ -43,6 +43,8 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
     "heat_wave": ("thermal",),
     "leak": (*COOLING, "other"),
 }
+# The loss of a supply is reported within a period of the building's system, and takes nothing down before
+SUPPLY_FAULTS, LATE_S = ("feed_lost", "breaker_tripped", "grid_event"), 120.0
 _ABOVE = ("rack", "cdu", "loop", "hall")
 
 
@@ -118,14 +120,15 @@ class Shocks(EntityState):
             return np.zeros(len(fallen.node), np.bool_)
         kinds = [FAILURE_CLASSES.index(c) for c in EXPLAINS[fault.kind]]
         mine = below[fallen.node] & np.isin(fallen.kind, kinds)
-        mine &= fallen.start_ns >= fault.since_ns - round(WINDOW_S * NS)
+        before_s = LATE_S if fault.kind in SUPPLY_FAULTS else WINDOW_S
+        mine &= fallen.start_ns >= fault.since_ns - round(before_s * NS)
         if (new := mine & ~fallen.shared).any():
             nodes = np.unique(fallen.node[new])
             name = self.site.name(fault.table, fault.entity)
             first = int(fallen.start_ns[new].min())
             self._merge(
                 Shock(first, fault.table, fault.entity, name, tuple(nodes.tolist()), len(nodes),
-                      f"{fault.kind} of {name} explains it", fault.kind), JOIN_S,
+                      f"{fault.kind.replace('_', ' ')} of {name} explains it", fault.kind), JOIN_S,
             )  # fmt: skip
         return mine
 

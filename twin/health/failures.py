@@ -469,6 +469,10 @@ class Failures(EntityState):
         """Return the nodes with a verdict against them or their GPUs within a day [n_node]."""
         return (self.suspect_ns > 0) & (self.now_ns - self.suspect_ns <= REASON_S * NS)
 
+    def well_again(self) -> tuple[I64, I64]:
+        """Return (since when each failed node is well, when it has recovered) [n_node]; 0 for none."""
+        return self.well_ns, np.where(self.well_ns > 0, self.well_ns + round(WELL_S * NS), 0)
+
     def shocks(self) -> tuple[Shock, ...]:
         """Return the common causes, the newest last; at most 256."""
         return self._shocks.log()

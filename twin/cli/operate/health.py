@@ -116,7 +116,9 @@ def _lines(rows: list[dict[str, Any]], out: Console) -> None:
         day = r.get("day") or {}
         line = Text(words.chance(day.get("mean")))
         if failed := r.get("failed_words"):
-            line = Text(f"failed since\n{when(r['failed_since_ns'])}" if "since" in failed else "failed")
+            line = Text(f"failed since\n{when(r['failed_since_ns'])}" if " since" in failed else "failed")
+            if " is well " in failed:
+                line = Text("well again,\nnot yet for long")
         if _far(r):
             line.append(f"\n{day['said']}", "yellow")
         lines.append([r["name"], Text(r["level"], TONES[r["level"]]), line, what])
