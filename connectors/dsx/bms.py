@@ -31,7 +31,7 @@ from connectors.dsx.points import (
     tables_of,
 )
 from twin.catalogue import TABLES, ActuationError, BadMessage, Signal
-from twin.telemetry import ELSEWHERE, Ignored, Message, Names, Reading, nowhere
+from twin.telemetry import ELSEWHERE, OWN_MESSAGE, Ignored, Message, Names, Reading, nowhere
 
 MAX_POINTS = 200_000
 MAX_POINT_BYTES = 256 << 20  # metadata of all of them together, as received
@@ -202,7 +202,7 @@ class BmsDecoder:
                 return self._ignore("Metadata", "an integration publishes no metadata")
             return self._announce(key, message)
         if parts[2] in self._ours:  # heartbeats, whose metadata is not kept here
-            return self._ignore("own", "published by this integration")
+            return self._ignore(OWN_MESSAGE, "published by this integration")
         what = parts[5] if parts[5] in POINT_TYPES else "unknown point type"
         if key in self._points:
             return self._ignore(what, "published under another name than its owner's")

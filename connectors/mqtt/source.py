@@ -26,7 +26,7 @@ from connectors.sparkplug import SparkplugDecoder, rebirth
 from twin.catalogue import ActuationError, BadMessage, ConfigError, ConnectorError
 from twin.contracts import Decoder, Inlet, Item
 from twin.site import Site
-from twin.telemetry import Ignored, Message
+from twin.telemetry import OWN_MESSAGE, Ignored, Message
 
 if TYPE_CHECKING:
     from connectors.mqtt.link import LinkSettings, Presence
@@ -149,7 +149,7 @@ class Router:
         for fits, form, mapping in self._routes:
             if fits(topic):
                 if form == "own":
-                    return Ignored("own", "a request, a canary or the presence of a daemon")
+                    return Ignored(OWN_MESSAGE, "a request, a canary or the presence of a daemon")
                 decoder = self._decoders.get((form, mapping)) or self.decoder(form, mapping)
                 return decoder.decode(message)
         return Ignored("topic", "no route: neither BMS/v1/, IT/v1/ nor a topic of the configuration")
@@ -157,15 +157,18 @@ class Router:
     def take(self, every: Inlet, message: Message) -> Literal["decoded", "ignored", "bad"]:
         """Decode a message and stage its items, under the source of its topic; returns the outcome."""
         topic = message.topic[:200]
-        inlet = every.of(origin_of(topic), outside=True)
         try:
             items = self.decode(message)
         except BadMessage as error:
-            inlet.reject(topic, str(error))
+            every.of(origin_of(topic), outside=True).reject(topic, str(error))
             return "bad"
         except Exception as error:  # a message must not be able to stop all others
-            inlet.reject(topic, f"its decoder failed: {type(error).__name__}: {error}")
+            why = f"its decoder failed: {type(error).__name__}: {error}"
+            every.of(origin_of(topic), outside=True).reject(topic, why)
             return "bad"
+        if isinstance(items, Ignored) and items.what == OWN_MESSAGE:  # a daemon is no source of telemetry
+            return "ignored"
+        inlet = every.of(origin_of(topic), outside=True)
         if isinstance(items, Ignored):
             inlet.skip(items.what, items.why, topic, items.remedy)
         elif items:

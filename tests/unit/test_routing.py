@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ import pytest
 from connectors.agents import encode_json
 from connectors.mqtt import Router, extra_route, matcher
 from tests.support.builders import eight_nodes, site_of
+from tests.support.inlets import RecordingInlet
 from twin.catalogue import BadMessage, ConfigError
 from twin.site import Site
 from twin.telemetry import Block, CommandAcked, Ignored, Message, Reading
@@ -112,3 +113,18 @@ def test_metadata_that_is_read_otherwise_than_it_stands_is_told_once(site: Site)
         ask(router, "BMS/v1/PUB/Metadata/CDU/LiquidTemperature/x", msgspec.json.encode(meta))
     assert router.notes() == ["process area 'Suply' read as 'Supply'"]
     assert router.notes() == []
+
+
+def test_a_daemon_is_no_source_of_telemetry(site: Site) -> None:
+    class Sources(RecordingInlet):
+        def of(self, source: str, outside: bool = False) -> Self:
+            named.append(source)
+            return self
+
+    named: list[str] = []
+    router = Router(site, ours=("ours",))
+    for topic in ("IT/v1/ours/Canary/racktwin", "BMS/v1/ours/Value/System/HeartbeatEchoIntegration/lab/ours"):
+        assert router.take(Sources(), Message(T, topic, b"1")) == "ignored"
+    assert named == []
+    assert router.take(Sources(), Message(T, "BMS/v1/PUB/Value/Rack/RackPower/x", b"{}")) == "ignored"
+    assert named == ["BMS gateway PUB"]

@@ -74,6 +74,7 @@ from .observation_gaps import (
 )
 from .reading import (
     ELSEWHERE as ELSEWHERE,
+    OWN_MESSAGE as OWN_MESSAGE,
     Block as Block,
     Ignored as Ignored,
     Message as Message,

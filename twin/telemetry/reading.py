@@ -53,6 +53,7 @@ class Block:
 
 
 ELSEWHERE = "mirrored by the daemon of another part of the site"
+OWN_MESSAGE = "own"  # the kind of a message that racktwin itself published
 
 
 class Ignored(NamedTuple):
