@@ -219,19 +219,19 @@ def _sentence(
     stands_c, base_c = standing_c(memory, group), float(np.min(memory["base_c"][group.cdus]))
     _, safe_c = bounds_c(view, group, dew_points_c(view))
     if obstacle.kind == "back":
-        to = f"back to {safe_c:.1f} C or colder" if wanted else "left as it is"
+        to = f"at {stands_c:.1f} °C, no warmer than the safe {safe_c:.1f} °C" if wanted else "left as it is"
         return Sentence(f"{name}: {to}, because {obstacle.text}", "warning")
     if obstacle.kind == "hold":
         return Sentence(f"{name}: goes no warmer, because {obstacle.text}", "warning")
     if not wanted:
         return Sentence(f"{name}: keeps the BMS's own set point; {_waiting(memory, i)}")
     ceiling_c, binds = _binds(view, group, found)
-    text = f"{name}: {stands_c:.1f} C in place of {base_c:.1f} C"
+    text = f"{name}: {stands_c:.1f} °C in place of {base_c:.1f} °C"
     if i >= 0:
         expected_w, doubt_w = float(memory["expected_w"][i]), Z90 * float(memory["doubt_w"][i])
         text += f" should save {expected_w / 1e3:.2f} kW (+-{doubt_w / 1e3:.2f})"
     if np.isfinite(ceiling_c):
-        text += f"; {binds} allows {ceiling_c:.1f} C"
+        text += f"; {binds} allows {ceiling_c:.1f} °C"
     if i >= 0 and memory["moved_ns"][i]:
         text += f"; moved {(view.now_ns - int(memory['moved_ns'][i])) / NS / 60.0:.0f} min ago"
     return Sentence(text)
@@ -258,8 +258,8 @@ def _plans(
         rows += [{"loop": name, **{key: finite(getattr(step, key), 2) for key in keys}} for step in steps]
         for step in [step for step in steps if step.is_short and step.reached_c > ceiling_c][:1]:
             text = (
-                f"{name}: in {step.ahead_s / 3600.0:.1f} h, at {step.air_c:.1f} C outside, its coolers hold "
-                f"no less than {step.reached_c:.1f} C where {ceiling_c:.1f} C is the most: "
+                f"{name}: in {step.ahead_s / 3600.0:.1f} h, at {step.air_c:.1f} °C outside, its coolers hold "
+                f"no less than {step.reached_c:.1f} °C where {ceiling_c:.1f} °C is the most: "
                 "its load has to be lower"
             )
             out.append(Sentence(text, "warning"))
@@ -283,5 +283,9 @@ def _doubts(
         for g in gpus[:MAX_ROWS].tolist()
     ]
     return table_of(
-        "doubted", DOUBT_COLUMNS, rows, "GPUs whose temperature is unknown or not trusted", len(gpus)
+        "doubted",
+        DOUBT_COLUMNS,
+        rows,
+        "GPUs whose temperature is unknown or contradicts their power",
+        len(gpus),
     )

@@ -15,11 +15,12 @@ from twin.site import Site
 
 SET_POINT = "cdu.supply_temp_setpoint_c"
 DEW_K = 3.0  # of the supply above the hall's dew point; domain.md B has 2-3 K
+_WHICH = "`racktwin policy explain cooling_setpoint` says which"
 WHY = {
     "best": "GPUs and cooling together draw the least at this supply temperature",
     "heat": "cold enough that every GPU and rack keeps its margin under the load forecast",
-    "back": "a fault or a limit: back to the safe value, or colder",
-    "hold": "a needed reading is unknown: the set point stays",
+    "back": f"a fault or a limit: back to the safe value, or colder ({_WHICH})",
+    "hold": f"a needed reading is unknown or contradicts another: no warmer until it is known ({_WHICH})",
     "dew": "warm enough for the dew point of the hall",
 }
 CODES = tuple(WHY)

@@ -15,7 +15,7 @@ from policies.cooling_setpoint.groups import SET_POINT, numbers_of
 from policies.cooling_setpoint.loop_model import plates_of
 from policies.cooling_setpoint.margins import HBM, MARGIN, RETURN, SUPPLY, TEMP, Ceilings
 from policies.cooling_setpoint.sections import LoopCdus, good
-from twin.catalogue import I32
+from twin.catalogue import I32, counted
 from twin.contracts import View
 from twin.telemetry import GOOD, STALE
 
@@ -72,7 +72,7 @@ def _wrong(view: View) -> dict[int, str]:
     for fault in view.faults():
         grave = fault.table in ("cdu", "loop") or fault.kind in STOPPED_FLOW
         if grave and not fault.signal and fault.table in numbers and fault.entity >= 0:
-            note(fault.table, np.array([fault.entity], np.int32), f"{fault.kind} at {{}}")
+            note(fault.table, np.array([fault.entity], np.int32), f"{fault.kind.replace('_', ' ')} at {{}}")
     for key in HEAT_KEYS:
         if (limit := view.limit(key)) is None:
             continue
@@ -94,7 +94,7 @@ def _sensors(view: View) -> dict[int, str]:
             continue
         number = int(numbers[fault.table][fault.entity])
         name = view.site.name(fault.table, fault.entity)
-        out.setdefault(number, f"{fault.kind}: {fault.table}.{fault.signal} of {name}")
+        out.setdefault(number, f"{fault.kind.replace('_', ' ')}: {fault.table}.{fault.signal} of {name}")
     return out
 
 
@@ -102,8 +102,9 @@ def _unknown(view: View, group: LoopCdus, found: Ceilings) -> str:
     site = view.site
     doubted = group.gpus[found.doubted[group.gpus]]
     if len(doubted):
-        first = site.name("gpu", int(doubted[0]))
-        return f"{first} has no trusted temperature, nor have {len(doubted) - 1} other GPUs"
+        text = f"the temperature of {site.name('gpu', int(doubted[0]))} is unknown or contradicts its power"
+        others = counted("gpu", len(doubted) - 1).replace(" ", " other ")
+        return f"{text}, as is that of {others}" if len(doubted) > 1 else text
     if not np.isfinite(found.supply_c[group.cdus]).all():
         return "no limit is known for the equipment that these CDUs cool"
     supply_c, wanted_c = good(view, MEASURED, group.cdus), good(view, SET_POINT, group.cdus)

@@ -204,11 +204,11 @@ def test_work_on_a_part_brings_its_group_back(table: Any, name: str, number: int
 @pytest.mark.parametrize(
     ("kind", "table", "entity", "signal", "number", "expected"),
     [
-        ("pump_failed", "cdu", 3, "", 1, ("back", "pump_failed at lab/h/c4")),
-        ("cooler_failed", "loop", 0, "", 0, ("back", "cooler_failed at lab/fw1")),
+        ("pump_failed", "cdu", 3, "", 1, ("back", "pump failed at lab/h/c4")),
+        ("cooler_failed", "loop", 0, "", 0, ("back", "cooler failed at lab/fw1")),
         ("leak", "rack", 2, "", 2, ("back", "leak at lab/h/r3")),
-        ("tray_blocked", "node", 7, "", 1, ("back", "tray_blocked at lab/h/r4/node1")),
-        ("branch_blocked", "rack", 0, "", 0, ("back", "branch_blocked at lab/h/r1")),
+        ("tray_blocked", "node", 7, "", 1, ("back", "tray blocked at lab/h/r4/node1")),
+        ("branch_blocked", "rack", 0, "", 0, ("back", "branch blocked at lab/h/r1")),
         ("plate_fouled", "gpu", 0, "", 0, NONE),
         ("pump_failed", "site", 0, "", 0, NONE),
         ("leak", "rack", -1, "", 0, NONE),
@@ -219,18 +219,18 @@ def test_work_on_a_part_brings_its_group_back(table: Any, name: str, number: int
             3,
             "supply_temp_c",
             1,
-            ("hold", "sensor_offset: rack.supply_temp_c of lab/h/r4"),
+            ("hold", "sensor offset: rack.supply_temp_c of lab/h/r4"),
         ),
         ("leak", "rack", 0, "flow_lpm", 0, ("hold", "leak: rack.flow_lpm of lab/h/r1")),
         ("sensor_silent", "loop", 1, "power_w", 1, NONE),  # savings are estimates then
-        ("sensor_stuck", "loop", 1, "power_w", 1, ("hold", "sensor_stuck: loop.power_w of lab/fw2")),
+        ("sensor_stuck", "loop", 1, "power_w", 1, ("hold", "sensor stuck: loop.power_w of lab/fw2")),
         (
             "sensor_silent",
             "loop",
             0,
             "supply_temp_c",
             0,
-            ("hold", "sensor_silent: loop.supply_temp_c of lab/fw1"),
+            ("hold", "sensor silent: loop.supply_temp_c of lab/fw1"),
         ),
         ("sensor_silent", "site", 0, "outdoor_temp_c", 0, NONE),
     ],
@@ -298,7 +298,11 @@ def test_temperatures_that_are_doubted_and_limits_that_are_not_known_hold_the_gr
     doubted = np.isin(np.arange(40), [3, 5, 6, 33])
     ceilings = Ceilings(of_cdus(3, np.inf, 40.0), KNOWN.gpu, KNOWN.rack, doubted)
     assert found(view, ceilings) == [
-        ("hold", "lab/h/r1/node0/gpu3 has no trusted temperature, nor have 2 other GPUs"),
+        (
+            "hold",
+            "the temperature of lab/h/r1/node0/gpu3 is unknown or contradicts its power, "
+            "as is that of 2 other GPUs",
+        ),
         ("hold", "no limit is known for the equipment that these CDUs cool"),
         NONE,
     ]
