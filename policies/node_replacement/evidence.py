@@ -140,6 +140,14 @@ def failure_chance(view: View, horizon_s: float) -> F64:
     return out
 
 
+def failed_nodes(view: View) -> Bool:
+    """Return the nodes that have failed already, by verdict or by the log of failures [n_node]."""
+    failed: Bool = view.health("node").level == FAILED
+    log = view.failures()
+    failed[log.node[(log.end_ns == 0) & is_failure(log)]] = True
+    return failed
+
+
 def _verdicts(view: View) -> tuple[I8, I8, F64, I64]:
     """Return (level, action, confidence, since) [n] of the worst verdict on each node and its GPUs.
 

@@ -16,7 +16,15 @@ from policies.node_replacement.assessment import NEWLY_S, usual_suspects_per_h
 from policies.node_replacement.circuit_breaker import check_breaker
 from policies.node_replacement.costs import OPTIONS
 from policies.node_replacement.drain_timing import MOST_WAIT_S, RISK_PU, demand_curve
-from policies.node_replacement.evidence import CAUSES, DAY_S, HOUR_S, evidence_of, failure_chance, one_of
+from policies.node_replacement.evidence import (
+    CAUSES,
+    DAY_S,
+    HOUR_S,
+    evidence_of,
+    failed_nodes,
+    failure_chance,
+    one_of,
+)
 from policies.node_replacement.ownership import level_is_current
 from policies.node_replacement.phases import (
     CORDONED,
@@ -38,7 +46,6 @@ from policies.node_replacement.texts import COSTS, HOLD_TEXTS, spare_of_node
 from twin.catalogue import F64, I32, NS, Bool, clean, duration, find_control
 from twin.contracts import (
     ACTIONS,
-    FAILED,
     FAILED_TEST,
     NO_RESULT,
     PASSED,
@@ -57,7 +64,6 @@ from twin.contracts import (
     View,
     entities_within,
     finite,
-    is_failure,
     table_of,
     todo_words,
 )
@@ -220,11 +226,8 @@ class Present:
 
     @cached_property
     def failed(self) -> Bool:
-        """Return the nodes that have failed already, by verdict or by the log of failures [n_node]."""
-        failed: Bool = self.view.health("node").level == FAILED
-        log = self.view.failures()
-        failed[log.node[(log.end_ns == 0) & is_failure(log)]] = True
-        return failed
+        """Return the nodes that have failed already [n_node]."""
+        return failed_nodes(self.view)
 
     @cached_property
     def spares(self) -> dict[int, int]:
@@ -347,7 +350,10 @@ def _brief(present: Present, nodes: I32, entity: str) -> Explanation:
     counted = ", ".join(f"{n:,} {p.replace('_', ' ')}" for p, n in present.counts.items() if n)
     where = f" in {entity}" if entity else ""
     those = f"1 node{where} is" if len(nodes) == 1 else f"{len(nodes):,} nodes{where} are"
-    text = f"{those} suspected, withdrawn or on probation; of the site: {counted}"
+    preview = (
+        " as it would be, while nothing is commanded" if present.status.authority in NOT_COMMANDED else ""
+    )
+    text = f"{those} suspected, withdrawn or on probation; of the site{preview}: {counted}"
     if not len(nodes):
         text = f"no node{where} is suspected or withdrawn"
     sentences = [*([Sentence(text)] if present.runs else []), *present.notes(), *_warnings(present)]

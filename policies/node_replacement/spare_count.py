@@ -157,9 +157,10 @@ def spare_pool(
     short, large = have < wanted, have > _first(tail, LARGE_PU)
     away = f"{hours / DAY_H:.2g} days" if hours >= 2 * DAY_H else f"{hours:.2g} h"
     often = f"{100 * chance:.0f} %" if chance >= SHORT_PU else f"less than {100 * SHORT_PU:.0f} %"
+    away_count = f"{out:.2g} {'is' if f'{out:.2g}' == '1' else 'are'}"
     sentence = (
         f"{_count_text(wanted, have, large)}: {rate:.2g} nodes leave a day and stay away {away} on "
-        f"average, so {out:.2g} are out on average. With {have}, more nodes than spares are out {often} "
+        f"average, so {away_count} out on average. With {have}, more nodes than spares are out {often} "
         f"of the time; with {wanted}, at most {100 * SHORT_PU:.0f} %."
     )
     return SparePool(wanted, have, short, chance, sentence, out, large)

@@ -12,7 +12,7 @@ import numpy as np
 from policies.checkpointing import span
 from policies.node_replacement import predictions
 from policies.node_replacement.costs import OPTIONS, SAVE_NOW
-from policies.node_replacement.evidence import CAUSES, one_of
+from policies.node_replacement.evidence import CAUSES, failed_nodes, one_of
 from policies.node_replacement.phases import (
     CORDONED,
     DRAINING,
@@ -92,10 +92,10 @@ def proposals(view: View, memory: Memory) -> list[Proposal]:
     order = np.argsort(-memory["watch_gpu_h"][gone], kind="stable")
     own = np.zeros(len(gone), np.bool_)
     own[order[:MOST_SENTENCES]] = True
-    names = spare_of_node(memory)
+    names, failed = spare_of_node(memory), failed_nodes(view)
     for node in gone[own].tolist():
         at = np.array([node], np.int32)
-        out.append(_level(at, level[at], _sentence(view, memory, node, names)))
+        out.append(_level(at, level[at], _sentence(view, memory, node, names, bool(failed[node]))))
     for value in np.unique(level[gone[~own]]).tolist():
         at = gone[~own & (level[gone] == value)]
         out.append(_level(at, level[at], f"{len(at)} more nodes, by what each of them is expected to cost"))
@@ -161,8 +161,8 @@ def spare_of_node(memory: Memory) -> dict[int, int]:
     }
 
 
-def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int]) -> str:
-    """Return one sentence for a node: the action, the reason, and the alternatives."""
+def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int], failed: bool) -> str:
+    """Return one sentence for a node, which may have failed: the action, the reason, and the alternatives."""
     phase = int(memory["phase"][node])
     cause = CAUSES[int(memory["cause"][node])]
     text = f"{PHASE_TEXTS.get(phase, PHASES[phase])}: {CAUSE_TEXTS.get(cause, cause)}"
@@ -171,7 +171,7 @@ def _sentence(view: View, memory: Memory, node: int, spares: dict[int, int]) -> 
     if phase in (OUT, TESTING, RMA):
         text += f"; {RULES[int(memory['rule'][node]) - 1].why}" if memory["rule"][node] else ""
         return text + _history_text(memory, node)
-    text += "; " + _chance_text(memory, node)
+    text += "; it has failed" if failed else "; " + _chance_text(memory, node)
     weighed = [
         f"{OPTION_TEXTS[course]} {_amount(float(memory[name][node]))}"
         for course, name in zip(OPTIONS, COSTS, strict=True)
