@@ -251,6 +251,25 @@ def test_an_instant_is_asked_for_and_no_duration() -> None:
             "names": ("a",), "policy": "p"}  # fmt: skip
     burn_in = AdviceRecord(control="node.burn_in_since_s", value=np.array([1795837872.0]), **more)
     assert sentence(burn_in) == "p would ask for a burn-in test of a: why"
+    job = more | {
+        "first_name": "job:j",
+        "last_name": "job:j",
+        "names": ("job:j",),
+        "reason": "job j: save now",
+    }
+    save = AdviceRecord(control="job.checkpoint_since_s", value=np.array([1795837872.0]), **job)
+    assert sentence(save) == "p would ask for a save of job:j: save now"
+    pump = FindingRecord(
+        id="f",
+        severity="critical",
+        title="t",
+        entities=("a",),
+        evidence=(),
+        count=146,
+        action="",
+        confidence_pu=0.9,
+    )
+    assert sentence(pump) == "critical: t; a", "146 are what follows from it"
     cap = AdviceRecord(control="gpu.power_cap_w", value=np.array([691.225, 1065.46]), **more)
     assert sentence(cap) == "p would command power cap 691.2 W to 1,065 W for a: why"
     assert control_value(1795837872.0, "node.burn_in_since_s") == "2026-11-28 03:51:12 UTC"

@@ -100,7 +100,7 @@ def test_status_shows_what_people_set_and_may_have_forgotten(
     capsys.readouterr()
     assert desk.run("status") == 0
     said = " ".join(capsys.readouterr().out.split())
-    asked = "asks for a power cap of at most 900 for lab/h/r1/node0/gpu0 and 71 more, without an end: noise"
+    asked = "asks for a power cap of at most 900 W for lab/h/r1/node0/gpu0 and 71 more, without an end: noise"
     assert asked in said
     assert "maintenance of rack lab/h/r2 until" in said or "maintenance of rack r2 until" in said
     assert "no protection there (pump)" in said
@@ -116,7 +116,7 @@ def test_a_round_of_requests_and_approvals(desk: Desk, capsys: pytest.CaptureFix
     assert desk.run("control", "requests") == 0
     said = capsys.readouterr().out
     names = ", ".join(f"lab/h/r1/node0/gpu{i}" for i in range(3))
-    assert f"{CAP} at most 900 for {names} and 69 more until" in said
+    assert f"{CAP} at most 900 W for {names} and 69 more until" in said
     assert "by operator-1: noise" in said
     assert desk.run("control", "withdraw", identity) == 0
     assert desk.pod.twin.engine.intake.requests == {}

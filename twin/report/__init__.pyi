@@ -1,5 +1,5 @@
 from .collector import Collector as Collector
-from .event_texts import few as few
+from .event_texts import few as few, interval as interval
 from .forecast_texts import (
     Shown as Shown,
     known_ahead as known_ahead,

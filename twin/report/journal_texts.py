@@ -124,7 +124,9 @@ def _sentence(record: JournalRecord | OtherRecord, site: Site | None) -> str:
             count = counted(record.control, record.count)
             return f"{by}{record.kind} {_control(record)} of {count}: {record.why}"
         case FindingRecord():
-            entities = few(record.entities, record.count or 0) if record.entities else ""
+            # The count of one place is that of what it concerns, not of more such places
+            many = (record.count or 0) if len(record.entities) > 1 else 1
+            entities = few(record.entities, many) if record.entities else ""
             parts = (f"{record.severity}: {record.title}", *record.evidence, entities, record.action)
             return "; ".join(part for part in parts if part)
         case ClearedRecord():
@@ -203,6 +205,8 @@ def _command(record: CommandRecord | AdviceRecord, site: Site | None) -> str:
         value = control_value(_range(record.value), record.control)
         verbs, target = ("commands", "would command"), f"{_control(record)} {value} for {where}"
     reason = _UNDER_EPOCH.sub("", record.reason)
+    if where.startswith("job:"):  # a reason of one job begins with its name
+        reason = reason.removeprefix(f"job {where.removeprefix('job:')}: ")
     if isinstance(record, AdviceRecord):
         return f"{record.policy} {verbs[1]} {target}: {reason}"
     end = utc(record.expires_ns, "%H:%M:%S")

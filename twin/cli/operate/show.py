@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from twin.catalogue import NS, clean, control_words, counted, duration, number, table_noun, utc
+from twin.catalogue import INSTANTS, NS, clean, control_words, counted, duration, number, table_noun, utc
 from twin.cli.operate.sources import unused_line
-from twin.report import few, grid, health_texts, safe_text, when
+from twin.report import few, grid, health_texts, interval, safe_text, when
 
 TONES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 LATE_S, STALE_S = 5.0, 60.0
@@ -166,10 +166,14 @@ def _commanded(tree: dict[str, Any], out: Console) -> None:
 
 def _order(c: dict[str, Any], otherwise: str) -> list[str]:
     """A line on what is commanded, or advised, of one control by one policy."""
-    low, high = number(c["low"], 4), number(c["high"], 4)
-    value = c["means"] or (low if low == high else f"{low} to {high}") + f" {c['unit']}"
+    value = "" if c["control"] in INSTANTS else c["means"] or interval(c["low"], c["high"], c["control"])
     reasons = "; ".join(c["reasons"]) or otherwise
-    return [f"{control_words(c['control'])} {value}", counted(c["control"], c["count"]), c["policy"], reasons]
+    return [
+        f"{control_words(c['control'])} {value}".rstrip(),
+        counted(c["control"], c["count"]),
+        c["policy"],
+        reasons,
+    ]
 
 
 def _by_people(tree: dict[str, Any], out: Console) -> None:
@@ -181,7 +185,7 @@ def _by_people(tree: dict[str, Any], out: Console) -> None:
     for r in tree.get("standing", []):
         end = f"until {when(r['expires_ns'])}" if r["expires_ns"] else "without an end"
         names = few([r["first"]], r["count"])
-        wanted = f"{control_words(r['control'])} of {bounds(r['lo'], r['hi'])}"
+        wanted = f"{control_words(r['control'])} of {interval(r['lo'], r['hi'], r['control'])}"
         text = f"{r['author']} asks for a {wanted} for {names}"
         out.print(safe_text(f"{text}, {end}: {r['reason'] or 'no reason'}", "cyan"))
 
@@ -199,7 +203,8 @@ def _alarm_rows(alarms: list[dict[str, Any]], now_ns: int | None, out: Console) 
     rows = []
     for a in alarms:
         where = ", ".join(str(e) for e in a.get("entities", [])[:4])
-        more = a.get("count", 0) - min(4, len(a.get("entities", [])))
+        named = len(a.get("entities", []))  # the count of one place is that of what it concerns
+        more = a.get("count", 0) - min(4, named) if named > 1 else 0
         text = "; ".join(p for p in (where + (f" and {more} more" if more > 0 and where else ""),
                                      *a.get("evidence", [])) if p)  # fmt: skip
         what = Text(clean(a.get("title", ""), 300), "bold")
@@ -264,7 +269,8 @@ def show_decisions(tree: dict[str, Any], out: Console) -> None:
     rows = [[when(d["now_ns"]), str(d["tick"]), d["kind"], d["text"]] for d in reversed(tree["decisions"])]
     grid(out, ("time (UTC)", "tick", "kind", "what"), rows, "no decisions in this time")
     begin, (since, until) = tree["begin_ns"], tree["searched_ns"]
-    said = [f"searched from {utc(since)} to {utc(until)} UTC; the journal is kept since {utc(begin)} UTC"]
+    first = max(since, begin)
+    said = [f"searched from {utc(first)} to {utc(until)} UTC; the journal is kept since {utc(begin)} UTC"]
     if tree["next"] is not None:
         said.append(f"older lines: --before {tree['next']}")
     if tree["events_left_out"]:
@@ -275,8 +281,11 @@ def show_decisions(tree: dict[str, Any], out: Console) -> None:
 
 def show_approvals(tree: dict[str, Any], out: Console) -> None:
     """Print the proposals that wait for approval, and the approvals in force."""
-    rows = [[w["policy"], f"{w['control']} {bounds(w['low'], w['high'])} for {w['count']}: {w['reason']}"
-             + ("; approved for some" if w["approved_partly"] else "")] for w in tree["wanting"]]  # fmt: skip
+    rows = []
+    for w in tree["wanting"]:
+        value = f"{w['control']} {interval(w['low'], w['high'], w['control'])}"
+        partly = "; approved for some" if w["approved_partly"] else ""
+        rows.append([w["policy"], f"{value} for {counted(w['control'], w['count'])}: {w['reason']}{partly}"])
     grid(out, ("waits for approval", ""), rows, "nothing waits for approval")
     out.print()
     standing = [[a["id"], f"{a['policy']} may act on {a['control']} of {_names(a) or 'all'} until "
@@ -289,7 +298,8 @@ def show_requests(tree: dict[str, Any], out: Console) -> None:
     rows = []
     for r in tree["requests"]:
         until = f" until {when(r['expires_ns'])}" if r.get("expires_ns") else ""
-        text = f"{r['control']} {bounds(r.get('lo'), r.get('hi'))} for {_names(r)}{until}; by {r['author']}"
+        value = interval(r.get("lo"), r.get("hi"), r["control"])
+        text = f"{r['control']} {value} for {_names(r)}{until}; by {r['author']}"
         rows.append([r["id"], text + (f": {r['reason']}" if r.get("reason") else "")])
     grid(out, ("request", ""), rows, "no requests in force")
 
