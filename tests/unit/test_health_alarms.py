@@ -242,6 +242,15 @@ def test_nodes_that_went_down_together_are_one_finding(ward: Ward) -> None:
     assert [f.severity for f in ward.look()] == ["warning"]  # the cause has an alarm of its own
 
 
+def test_wet_trays_that_a_leak_took_down_are_no_finding_of_their_own(ward: Ward) -> None:
+    for node in (3, 4):
+        ward.ill.say("node", node, FAILED, "it is wet", action_name="check_facility")
+        ward.ill.failed(node, START_NS, kind="thermal", shared=True)
+    assert [f.id for f in ward.look()] == ["health/shared"]
+    ward.diagnose("leak", "rack", 0, "critical")
+    assert ward.look() == []
+
+
 def test_one_node_that_a_fault_took_down_is_not_several_and_the_fault_is_named(ward: Ward) -> None:
     ward.ill.say("node", 3, FAILED, "it is off", action_name="reboot_node")
     ward.ill.failed(3, START_NS, kind="power", shared=True)

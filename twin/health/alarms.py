@@ -373,7 +373,9 @@ class _Look:
         """Return one finding for the nodes that failed together."""
         well_ns, _ = self.health.failures.well_again()
         nodes = self._unworked("node", self.together())
-        nodes = nodes[well_ns[nodes] == 0]
+        # Of wet trays the leak speaks
+        wet = [i for i in nodes.tolist() if "leak" in self._gravity_of.get(("node", i), {})]
+        nodes = nodes[(well_ns[nodes] == 0) & ~np.isin(nodes, wet)]
         if len(nodes) == 0:
             return []
         log = self.health.log()
