@@ -59,12 +59,15 @@ class _Filling:
         return getattr(self.file, name)
 
 
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("room", [0, 1, 100])
-def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int) -> None:
+def test_a_full_disk_has_the_last_word_and_no_other(tmp_path: Path, room: int, rotated: bool) -> None:
     writer = JournalWriter(tmp_path, reserve_bytes=2**16)
     reserve = tmp_path / "journal.reserve"
     assert reserve.stat().st_blocks * 512 >= 2**16
     writer.append([writer.chain.line(OtherRecord("finding", {"n": 1}), 7, 70)])
+    if rotated:
+        writer.rotate()
     writer._file = _Filling(writer._file, reserve, room)  # type: ignore[assignment]
     with pytest.raises(StorageError, match=r"cannot be written: .*No space left"):
         writer.append([writer.chain.line(OtherRecord("command", {"n": i}), 8, 80) for i in range(3)])

@@ -125,7 +125,7 @@ class JournalWriter:
         try:
             self._file.close()
             self.path.rename(self.path.with_name(f"journal-{number:06d}.jsonl"))
-            self._file = self.path.open("xb", buffering=0)
+            self._file = self.path.open("ab", buffering=0)  # after a cut, writes go to the new end
             self._size = 0
             self._safe()
             sync_folder(self.path.parent)
