@@ -330,6 +330,26 @@ def test_the_resumed_run_goes_on_and_replays_as_one(snapped: Run, tmp_path: Path
     assert snapshot.decode(newest.read_bytes())["tick"] == back.engine.state.tick
 
 
+def test_zeros_behind_the_trace_are_cut_off_and_cost_no_later_frame(snapped: Run, tmp_path: Path) -> None:
+    """As a loss of power leaves them where the file had its new size, and not its new content."""
+    folder = _killed(snapped.folder, tmp_path / "run", 60, 0, 0)
+    last = max(folder.glob("trace-*.rt"))
+    with last.open("ab") as file:
+        file.write(bytes(4096))
+    back = resume(folder, engine_for)
+    assert back.engine.checksum() == snapped.engine.checksum()
+    assert last.with_suffix(".torn").read_bytes() == bytes(4096)
+    recorder = Recorder(back.engine, back.spec, folder)
+    for k in range(1, 11):
+        frame = Frame(back.last_tick + k, back.last_ns + k * NS, 1.0)
+        recorder.before(frame)
+        recorder.after(back.engine, back.engine.tick(frame))
+    recorder.close()  # killed before its first snapshot
+    again = resume(folder, engine_for)
+    assert again.faults == []
+    assert again.engine.checksum() == back.engine.checksum()
+
+
 def _flip(path: Path, at: float) -> int:
     data = bytearray(path.read_bytes())
     position = round(len(data) * at)

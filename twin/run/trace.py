@@ -417,6 +417,9 @@ def payloads(data: bytes | memoryview, position: int = 0) -> Iterator[tuple[int,
         if len(head) < 8 or position + 8 + size > len(data):
             yield position, "torn: the record goes on past the end of the file"
             return
+        if size == 0:  # of which the CRC-32 is 0 too: zeros as a loss of power leaves them
+            yield position, "damaged: a record without content"
+            return
         payload = bytes(data[position + 8 : position + 8 + size])
         if zlib.crc32(payload) != int.from_bytes(head[4:], "little"):
             yield position, "damaged: CRC-32 does not match"
