@@ -518,6 +518,7 @@ def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
     held_w[held_ns <= now_ns] = 0.0
     # It has taken a grant that was issued after the last change, and so refuses the ones before
     acked = leased & (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - round(SLIP_S * NS))
+    acked &= np.isfinite(halls.power_w)  # its caps may not have fallen yet, and nobody would see it
     held_w[acked & (halls.reported_w <= halls.now_w + ROOM_W)] = 0.0
     # Without a lease of ours, one of a daemon before us may be in force
     now_w = np.where(leased, halls.now_w, halls.most_w)

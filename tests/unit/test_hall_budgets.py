@@ -96,6 +96,16 @@ def test_a_hall_that_acknowledges_is_believed_only_once_it_draws_less() -> None:
     assert campus.run(3).tolist() == [400e3, 800e3]
 
 
+def test_a_hall_whose_meter_is_gone_is_waited_for_though_it_acknowledges() -> None:
+    """Nobody knows whether it draws less by now, until its caps have certainly fallen."""
+    campus = Campus()
+    campus.run(20)
+    campus.demand_w = np.array([900e3, 900e3])
+    unmetered = {"rack__hall_power_w": [np.nan, 300e3]}
+    assert campus.run(40, **unmetered).tolist() == [400e3, 300e3], "its share, which it has acknowledged"
+    assert campus.run(40, **unmetered).tolist() == [400e3, 800e3]
+
+
 def test_a_silent_hall_keeps_its_guaranteed_share_and_others_get_the_rest() -> None:
     campus = Campus()
     campus.run(20)
