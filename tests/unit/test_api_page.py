@@ -65,6 +65,22 @@ def test_racks_come_in_columns_and_agree_with_the_summary(tmp_path: Path) -> Non
     serve(tmp_path, check)
 
 
+def test_racks_that_fell_silent_are_unknown_though_an_alarm_names_a_few(tmp_path: Path) -> None:
+    async def check(pod: Pod) -> None:
+        for _ in range(30):
+            pod.tick({"rack.power_w": 50_000.0, "gpu.temp_c": 60.0})
+        for _ in range(120):
+            pod.tick({})
+        _, tree = await pod.ask("GET", "/api/v1/racks")
+        shown = [tree["states"][s] for s in tree["columns"]["state"]]
+        assert 0 < shown.count("warning") < len(shown)
+        assert set(shown) == {"warning", "unknown"}
+        assert tree["columns"]["power_w"] == [50_000] * len(shown), "what was read last, with its age"
+        assert min(tree["columns"]["age_s"]) > 60
+
+    serve(tmp_path, check, tree=two_racks(racks="r[1-12]"))
+
+
 def test_the_stream_begins_whole_and_goes_on_with_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

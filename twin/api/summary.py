@@ -124,7 +124,7 @@ def queue(live: Runtime) -> dict[str, float | None]:
     """Jobs and GPUs that wait, as a scheduler says; None where none does."""
     out: dict[str, float | None] = {}
     for name in ("job", "gpu"):
-        value = float(_current(live, f"site.{name}_pending_count")[0])
+        value = float(current_values(live, f"site.{name}_pending_count")[0])
         out[f"{name}s"] = value if np.isfinite(value) else None
     return out
 
@@ -353,7 +353,7 @@ def ages_s(live: Runtime) -> dict[str, np.ndarray]:
     return out
 
 
-def _current(live: Runtime, key: str) -> np.ndarray:
+def current_values(live: Runtime, key: str) -> np.ndarray:
     """Values of a signal where they are good, NaN elsewhere [n]."""
     signal, state = find_signal(key), live.engine.state
     assert signal is not None, key
@@ -380,12 +380,12 @@ def power_of_racks(live: Runtime) -> tuple[np.ndarray, list[str]]:
     meter read last.
     """
     site = live.engine.site
-    power = _current(live, "rack.power_w")
+    power = current_values(live, "rack.power_w")
     source = ["meter" if known else "" for known in np.isfinite(power)]
     for table, name in (("node", "nodes"), ("gpu", "GPUs")):
         if site.sizes[table] == 0:
             continue
-        summed = site.sum_by_rack(table, _current(live, f"{table}.power_w"))
+        summed = site.sum_by_rack(table, current_values(live, f"{table}.power_w"))
         fresh = ~np.isfinite(power) & np.isfinite(summed) & (summed > 0)
         power = np.where(fresh, summed, power)
         source = [name if f else s for f, s in zip(fresh, source, strict=True)]

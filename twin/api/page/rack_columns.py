@@ -14,8 +14,17 @@ from aiohttp import web
 from twin.api.answers import answer, live_of
 from twin.api.runtime import Runtime
 from twin.api.state import alarms_of
-from twin.api.summary import ages_s, is_aside, last_values, marks, power_of_racks, silent_s, urgency
-from twin.catalogue import F64, find_control, table_noun
+from twin.api.summary import (
+    ages_s,
+    current_values,
+    is_aside,
+    last_values,
+    marks,
+    power_of_racks,
+    silent_s,
+    urgency,
+)
+from twin.catalogue import F64, Bool, find_control, table_noun
 from twin.contracts import DEGRADED, FAILED, WATCH
 from twin.site import noun_key
 
@@ -61,7 +70,7 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
         np.fmax.at(hottest, of_gpu, last_values(live, "gpu.temp_c"))
         np.fmin.at(margin, of_gpu, _below_guard(live, "gpu.temp_c"))
     out, repair = _out(live)
-    states = _states(live, alarms, np.isfinite(power) | np.isfinite(hottest))
+    states = _states(live, alarms, _reporting(live))
     oldest = np.full(n, np.nan)
     for age in ages_s(live).values():
         oldest = np.fmax(oldest, age)
@@ -83,6 +92,14 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
         "failed": _counted(live, engine.health.health("gpu").level, (FAILED,)).tolist(),
         "age_s": _rounded(oldest, 1.0),
     }
+
+
+def _reporting(live: Runtime) -> Bool:
+    """Return the racks that report power or a temperature of a GPU now [n]: of the others nobody knows."""
+    out: Bool = np.isfinite(current_values(live, "rack.power_w"))
+    for table, key in (("node", "node.power_w"), ("gpu", "gpu.power_w"), ("gpu", "gpu.temp_c")):
+        out[_rack_of(live, table)[np.isfinite(current_values(live, key))]] = True
+    return out
 
 
 def _below_guard(live: Runtime, key: str) -> F64:
