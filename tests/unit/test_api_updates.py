@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.in_process_daemon import Pod, serving
 from twin.api import updates as api_updates
+from twin.api.tokens import revoke_token
 from twin.api.updates import KEPT, QUEUE, Update, Updates, Watcher
 from twin.config import Api
 
@@ -130,6 +131,24 @@ def test_the_stream_ends_when_the_daemon_does(tmp_path: Path) -> None:
                 await response.content.read()
             status, _ = await pod.ask("GET", "/api/v1/events")
             assert status == 503
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_the_stream_ends_with_its_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr(api_updates, "EVERY_S", 0.05)
+
+    async def main() -> None:
+        async with serving(tmp_path) as pod, watching(pod) as stream:
+            await stream.next("alarms")
+            if end == "revoked":
+                revoke_token(pod.tokens_file, "viewer-1")
+                pod.tokens.reload()
+            else:
+                pod.tokens._ends["viewer-1"] = 0.0
+            async with asyncio.timeout(5):
+                await stream.response.content.read()  # to its end
 
     asyncio.run(main())
 

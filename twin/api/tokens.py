@@ -109,9 +109,16 @@ class Tokens:
                 found = token
         if found is None:
             return None, "no such token"
-        if self._ends.get(found.name, float("inf")) <= (time.time() if now_s is None else now_s):
+        if self._has_expired(found, time.time() if now_s is None else now_s):
             return None, "the token has expired"
         return found, ""
+
+    def in_force(self, token: Token) -> bool:
+        """Return True while a token that was admitted has neither been revoked or changed nor has expired."""
+        return token in self.held and not self._has_expired(token, time.time())
+
+    def _has_expired(self, token: Token, now_s: float) -> bool:
+        return self._ends.get(token.name, float("inf")) <= now_s
 
 
 def read_tokens(path: Path) -> list[Token]:

@@ -11,13 +11,14 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from twin.api.access import bare
+from twin.api.access import TOKENS, WHO, bare
 from twin.api.answers import Refused, answer, live_of, packed
 from twin.api.page import Columns, changed, columns, with_responses
 from twin.api.runtime import JournalLine, Runtime, is_routine
@@ -242,7 +243,8 @@ async def events(request: web.Request) -> web.StreamResponse:
         for update in back:
             await _write(response, update.text)
         await _write(response, first)
-        await _follow(response, watcher, updates)
+        tokens, token = request.app[TOKENS], request[WHO]
+        await _follow(response, watcher, updates, lambda: tokens.in_force(token))
     except (ConnectionError, TimeoutError):
         pass  # it left, or takes nothing any more
     finally:
@@ -250,16 +252,21 @@ async def events(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _follow(response: web.StreamResponse, watcher: Watcher, updates: Updates) -> None:
+async def _follow(
+    response: web.StreamResponse, watcher: Watcher, updates: Updates, admitted: Callable[[], bool]
+) -> None:
+    """Send the updates until the daemon stops or the client is no longer `admitted`."""
     while True:
         update: Update | None = None
         try:
             async with asyncio.timeout(KEEP_ALIVE_S):
                 update = await watcher.waiting.get()
         except TimeoutError:
+            if not admitted():
+                return
             await _write(response, b": still here\n\n")
             continue
-        if update is None:
+        if update is None or not admitted():
             return
         if watcher.missed:
             missed, watcher.missed = watcher.missed, 0
