@@ -240,6 +240,22 @@ def test_what_is_not_in_service_is_not_well(browser: Browser, desk: BeatingDesk)
     assert screen.complaints == []
 
 
+def test_of_a_site_that_fell_silent_nothing_is_well(browser: Browser, desk: BeatingDesk) -> None:
+    told = desk.readings = HOT | {"rack.power_w": 40_000.0, "gpu.temp_c": 60.0}  # type: ignore[misc]
+    desk.do(lambda: [desk.pod.tick(told) for _ in range(20)])  # so that their period is known
+    screen = logged_in(browser, desk, "viewer")
+    power, margin = (screen.page.locator(f".figure:has(.figure-label:text-is('{label}'))")
+                     for label in ("Power", "Cooling margin"))  # fmt: skip
+    screen.page.wait_for_selector(".figure:has-text('80 kW')")
+    assert "unknown" not in margin.inner_text()
+    desk.readings = {}  # type: ignore[misc]
+    desk.do(lambda: [desk.pod.tick({}) for _ in range(120)])
+    screen.page.wait_for_selector(".figure:has-text('2 racks silent')")
+    assert all("unknown" in figure.inner_text() for figure in (power, margin))
+    assert screen.page.locator(".tile.r-ok").count() == 0
+    assert screen.complaints == []
+
+
 def test_it_says_whether_more_racks_fit(browser: Browser, desk: BeatingDesk) -> None:
     screen = logged_in(browser, desk, "viewer")
     screen.go("whatif")

@@ -70,13 +70,15 @@ def columns(live: Runtime, alarms: list[dict[str, Any]]) -> Columns:
         np.fmax.at(hottest, of_gpu, last_values(live, "gpu.temp_c"))
         np.fmin.at(margin, of_gpu, _below_guard(live, "gpu.temp_c"))
     out, repair = _out(live)
-    states = _states(live, alarms, _reporting(live))
+    reporting = _reporting(live)
+    states = _states(live, alarms, reporting)
     oldest = np.full(n, np.nan)
     for age in ages_s(live).values():
         oldest = np.fmax(oldest, age)
     oldest = np.fmax(oldest, silent_s(live))
     return {
         "state": _spent(states, out, repair).tolist(),
+        "reporting": reporting.astype(int).tolist(),
         "power_w": _rounded(power, 100.0),
         "from": [{"meter": 0, "nodes": 1, "GPUs": 2}.get(s) for s in source],
         "gpu_temp_c": _rounded(hottest, 1.0),

@@ -136,7 +136,7 @@ function remember(): void {
     while (seenMargins[0].t < now - 120) seenMargins.shift();
   }
   const t = (live.state?.now_ns ?? 0) / 1e9, w = (live.columns.power_w ?? []).reduce((s: number, v) => s + (v ?? 0), 0);
-  if (!t || t <= (seenPower.t.at(-1) ?? 0) || !w) return;
+  if (!t || t <= (seenPower.t.at(-1) ?? 0) || !w || !live.columns.reporting?.some(Boolean)) return;
   seenPower.t.push(t);
   seenPower.w.push(w);
   if (seenPower.t.length > 1900) { seenPower.t.shift(); seenPower.w.shift(); }

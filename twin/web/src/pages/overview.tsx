@@ -151,24 +151,25 @@ export function Figure({ label, href, children, under, tone }: { label: string; 
   return href === undefined ? <div class={kind}>{told}</div> : <a class={kind} href={href}>{told}</a>;
 }
 
-export function totalPower(): { w: number | null; unread: number } {
-  const c = live.columns.power_w ?? [], unread = c.filter((v) => v === null).length;
-  return { w: c.length && unread < c.length ? sum(c) : null, unread };
+// The sum counts a rack that is silent as last read; where all are, it is unknown.
+export function totalPower(): { w: number | null; unread: number; silent: number } {
+  const c = live.columns.power_w ?? [], now = live.columns.reporting ?? [], unread = c.filter((v) => v === null).length, silent = c.filter((v, i) => v !== null && !now[i]).length;
+  return { w: unread + silent < c.length ? sum(c) : null, unread, silent };
 }
 
 function Figures() {
   useLive("state", "racks");
-  const s = live.state!, c = live.columns, { w, unread } = totalPower();
+  const s = live.state!, c = live.columns, { w, unread, silent } = totalPower();
   const sides = s.supply as { side: string; budget_w: number | null }[];
   const alone = sides.filter((x) => x.side).map((x) => x.budget_w).filter(known) as number[];
   const budget = alone.length === 2 ? Math.min(...alone) : sides.length && known(sides[0].budget_w) ? sides[0].budget_w : null;
   const share = known(w) && known(budget) ? w / budget : null;
-  const [at, margin] = least(c.margin_k), j = s.judged, gpus = s.sizes.gpu;
+  const [at, margin] = least(c.margin_k?.map((v, i) => (c.reporting[i] ? v : null))), j = s.judged, gpus = s.sizes.gpu;
   const capped = sum(c.capped), repair = sum(c.repair), out = Math.max(sum(c.out), repair), failed = sum(c.failed), unknown = j?.table === "gpu" ? j.unknown : 0;
   const suspected = sum(c.suspected);
   return <div class="figures">
     <Figure label="Power" href="#/power" tone={share !== null && share >= 1 ? "critical" : share !== null && share >= 0.9 ? "warning" : ""}
-      under={<>{share !== null ? <><Bar share={share} label={`${Math.round(share * 100)} % of the budget`} /> {Math.round(share * 100)} % of {quantity(budget, "W")}{alone.length === 2 ? ", what one side carries alone" : ""}</> : "no budget is known"}{unread > 0 && known(w) ? `; ${plural(unread, "rack")} unread` : ""}</>}>
+      under={<>{share !== null ? <><Bar share={share} label={`${Math.round(share * 100)} % of the budget`} /> {Math.round(share * 100)} % of {quantity(budget, "W")}{alone.length === 2 ? ", what one side carries alone" : ""}</> : "no budget is known"}{unread > 0 && known(w) ? `; ${plural(unread, "rack")} unread` : ""}{silent > 0 ? `; ${plural(silent, "rack")} silent${known(w) ? ", as last read" : ""}` : ""}</>}>
       <Value v={w} unit="W" /></Figure>
     <Figure label="Cooling margin" href="#/cooling" tone={margin < 2 ? "critical" : margin < 5 ? "warning" : ""}
       under={at >= 0 ? <>least in {short(live.layout!.names[at])}; left to its guard</> : "no temperature with a guard is reported"}>
