@@ -12,9 +12,10 @@ import pytest
 
 from tests.support.builders import Twin, site_of, two_racks
 from tests.support.sampled_cases import sampled
-from twin.catalogue import find_signal
+from twin.catalogue import NS, find_signal
 from twin.diagnosis.contradictions import EVERY, LAWS, LEARNS, Contradictions
 from twin.diagnosis.topology import Topology
+from twin.telemetry import Block
 
 KEPT: dict[str, Any] = {
     "gpu.power_w": 900.0, "gpu.temp_c": 55.0, "gpu.hbm_temp_c": 61.0, "gpu.util_pu": 0.9,
@@ -218,3 +219,33 @@ def test_on_a_large_site_a_load_is_steady_as_soon_as_on_a_small_one(parts: int) 
     for load_w in (900.0, 9000.0, 900.0):
         ticks = [looks_until_steady(book, load_w) * every for book, every in ((small, EVERY), (large, parts))]
         assert ticks[1] == pytest.approx(ticks[0], abs=max(parts, EVERY))
+
+
+def with_energy(ticks: int, every_s: int, counted_s: int, stops_s: int = 10**9) -> Twin:
+    """GPUs that are read each `every_s`; their energy is counted each `counted_s`, until it stands still."""
+    pod = Twin(two_racks())
+    n = pod.site.sizes["gpu"]
+    power_w = np.full((1, n), 900.0, np.float32)
+    for second in range(ticks):
+        if second % every_s == 0:
+            counted = min(second, stops_s) // counted_s * counted_s
+            energy_mj = np.full((1, n), 900_000 * (counted + 1), np.int64)
+            at_ns = pod.now_ns + NS
+            pod.inbox.put_block(
+                Block("gpu", 0, ("power_w",), power_w, ("energy_mj",), energy_mj, at_ns), at_ns
+            )
+        pod.tick()
+    return pod
+
+
+@pytest.mark.long
+def test_totals_that_a_source_repeats_accuse_nobody() -> None:
+    """As of dcgm-exporter, which collects each 30 s and is scraped each 15 s."""
+    assert accused(with_energy(1800, 15, 30)) == set()
+
+
+@pytest.mark.long
+def test_a_total_that_stands_still_is_accused() -> None:
+    begun_s = EVERY * (LEARNS + 2)
+    assert accused(with_energy(begun_s, 1, 1)) == set()
+    assert {key for key, _ in accused(with_energy(begun_s + 60, 1, 1, begun_s))} == {"gpu.energy_mj"}

@@ -43,6 +43,8 @@ LEAST_SET_C = TABLES["cdu"].control_by_name["supply_temp_target_c"].low
 LOOP_MOST_PU, LOOP_LEAST_PU = 0.8, 5e-4  # of the power of its racks, for their cooling; source: estimate
 MOST_LIMIT_PU = 1.05  # of the highest limit that a GPU takes
 COUNTED_S = 15.0  # energy that is counted more seldom is compared with no single power
+# Longest waits for growth after which a counter stands still; share by which a shorter wait shortens it
+STALLS, FORGETS_WAIT = 2.0, 0.05
 
 
 class TableReadings:
@@ -289,8 +291,9 @@ class Contradictions(EntityState):
     loads: dict[str, F32] = keyed("f4", np.nan, lead=(3,))
     held: dict[str, F32] = keyed("f4", np.nan)  # each suspect of several, when it last kept the law
     heard_ns: dict[str, I64] = keyed("i8")
-    total: dict[str, F64] = keyed("f8", np.nan)  # of counters, at the last look
+    total: dict[str, F64] = keyed("f8", np.nan)  # of counters, and when it was read first
     total_ns: dict[str, I64] = keyed("i8")
+    wait_s: dict[str, F64] = keyed("f8", np.nan)  # for a counter to grow, the longest of late
     accused: dict[tuple[str, int], Accusation] = records(Accusation)
 
     def __init__(self, topology: Topology) -> None:
@@ -356,18 +359,28 @@ class Contradictions(EntityState):
         return new if in_maintenance is None else new & ~in_maintenance[look.part]
 
     def _rate(self, look: TableReadings, name: str) -> F64:
-        """Return the growth of a counter since the last look, per second, in thousandths of its unit [k]."""
+        """Return the growth of a counter per second, in thousandths of its unit [k].
+
+        A source may repeat a total that it reads more seldom than it is asked. So the growth counts from the
+        last total that differed. Without growth it is NaN, and 0 after `STALLS` times the usual wait.
+        """
         column, key = look.column, f"{look.table}.{name}"
         signal, n = TABLES[look.table].by_name[name], self.topology.sizes[look.table]
         total = self.total.setdefault(key, np.full(n, np.nan))[look.part]
         total_ns = self.total_ns.setdefault(key, np.zeros(n, np.int64))[look.part]
+        wait_s = self.wait_s.setdefault(key, np.full(n, np.nan))[look.part]
         now, now_ns = (
             column.total[signal.row, look.part].astype(np.float64),
             column.received_ns(signal)[look.part],
         )
-        span_s = (now_ns - total_ns) / NS
-        rate = np.where((span_s > 0.0) & (span_s <= COUNTED_S), (now - total) / span_s / 1e3, np.nan)
-        total[:], total_ns[:] = now, now_ns
+        span_s, moved = (now_ns - total_ns) / NS, now != total
+        grown = moved & (span_s > 0.0) & np.isfinite(total)
+        rate = np.where(grown & (span_s <= COUNTED_S), (now - total) / span_s / 1e3, np.nan)
+        rate[~moved & (span_s > STALLS * wait_s)] = 0.0
+        late = np.where(wait_s > span_s, wait_s + FORGETS_WAIT * (span_s - wait_s), span_s)
+        np.copyto(wait_s, late, where=grown)
+        np.copyto(total, now, where=moved)
+        np.copyto(total_ns, now_ns, where=moved)
         return rate
 
     def _at_load(self, law: Law, part: slice, load: F64, new: Bool) -> Bool:
