@@ -106,6 +106,27 @@ def drainable(*policies: Any) -> Twin:
     return twin
 
 
+@pytest.mark.parametrize("claimed", [True, False])
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_refused_command_is_repeated_only_while_a_policy_claims_it(claimed: bool, epoch: int) -> None:
+    """What keeps its value may be another's by now, in this term and in the next."""
+    wish = Wish()
+    twin = drainable(wish)
+    wish.ask(LEVEL, [0], 3, 3, 3)
+    twin.tick({"node.service_level_state": 0.0})
+    (batch,) = twin.commands(LEVEL)
+    answer = {"control": LEVEL, "name": twin.site.name("node", 0), "generation": 0, "state": "failed"}
+    twin.tick(None, ev.CommandAcked(command=f"1-{batch.command[0]}", **answer))
+    if not claimed:
+        wish.proposals = []
+    twin.tick(None, ev.EpochChanged(epoch=epoch))
+    sent = list(twin.decision.commands)
+    for _ in range(30):
+        sent += twin.tick().commands
+    assert bool([c for c in sent if c.control == LEVEL]) is claimed
+    assert twin.engine.arbiter.leases[LEVEL].running()[0], "it is left to lapse"
+
+
 def drained_before_a_restart(*more: ev.Event, skipped_s: float = 1.0) -> tuple[Twin, Wish]:
     """Nodes 0 and 1 are read back as drained, then a new term of the same daemon begins."""
     twin = drainable(wish := Wish())

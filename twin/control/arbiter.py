@@ -356,9 +356,13 @@ class Arbiter:
         return [self.take(key, index, edge[index], "the envelope is narrower now", now_ns, lease.generation)]
 
     def resend(self, key: str, now_ns: int, excluded: Bool | None = None) -> tuple[CommandBatch | None, I32]:
-        """Return (overdue commands to send again under their old number, entities given up)."""
+        """Return (overdue commands to send again under their old number, entities given up).
+
+        One in doubt is not sent again before its read-back: others may have ended what it began.
+        """
         lease = self.leases[key]
         late = lease.overdue(now_ns)
+        late = late[lease.doubted_ns[late] == 0]
         if excluded is not None:
             late = late[~excluded[late]]
         if len(late) == 0 or self.mode == "released":

@@ -169,13 +169,19 @@ class ArbitrationPass:
         if not (claims or busy or alarmed or owed):
             return out
         self._order(key, lease, acting, self._abandoned(lease, claims), out)
-        # A value that keeps and that no policy claims any more may be another's by now: let its lease lapse
+        # A value that keeps and that no policy claims any more may be another's by now: its command is not
+        # repeated, and its lease lapses
         keeps = lease.control.on_expiry == "keep" and arbiter.mode_of(key) != "held"
         left = ~out.settled if keeps else excluded
         if left is not None and excluded is not None:
             left = left | excluded
         out.commands += arbiter.renew_term(key, now_ns, left, stands)
-        out.records += self._follow_up(key, lease, view.readback(key), excluded, out.commands)
+        again, lost = arbiter.resend(key, now_ns, left)
+        out.commands += [again] if again is not None else []
+        if len(lost):
+            names = job_names(key, lost, view.site, view.jobs)
+            out.records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
+        out.records += self._follow_up(key, lease, view.readback(key), excluded)
         return out
 
     def _order(self, key: str, lease: Leases, acting: list[Claim], abandoned: Bool, out: Order) -> None:
@@ -326,19 +332,14 @@ class ArbitrationPass:
         return records
 
     def _follow_up(
-        self, key: str, lease: Leases, readback: F64, excluded: Bool | None, commands: list[CommandBatch]
+        self, key: str, lease: Leases, readback: F64, excluded: Bool | None
     ) -> list[JournalRecord]:
-        """Record overdue commands, and read-backs that differ or are missing, outside maintenance."""
+        """Record commands without an answer, and read-backs that differ or are missing, outside
+        maintenance."""
         records: list[JournalRecord] = []
         findings, control, now_ns = self.findings, lease.control, self.view.now_ns
         if not lease.running().any():
             return [r for kind in FOLLOWED for r in findings.clear(f"{kind}/{key}")]
-        again, lost = self.arbiter.resend(key, now_ns, excluded)
-        if again is not None:
-            commands.append(again)
-        if len(lost):
-            names = job_names(key, lost, self.view.site, self.view.jobs)
-            records.append(FailedRecord(control=key, index=lost, why=WHY["failed"], names=names))
         silent = self._reported(control, lease.unanswered(), excluded)
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
