@@ -91,6 +91,7 @@ EFFECTS: list[tuple[Script, dict[str, Any]]] = [
     (Script("tray_blocked", "node", 3, 0, severity=0.5), {"node_plate_factor": {(3,): FACTOR(3.0)}}),
     (Script("plate_degraded", "gpu", 7, 0, severity=0.5), {"gpu_plate_factor": {(7,): FACTOR(2.0)}}),
     (Script("leak", "node", 2, 0), {"node_leak_lpm": {(2,): 0.5}}),
+    (Script("water_detected", "hall", 0, 0), {"hall_wet": {(0,): True}}),
     (Script("leak", "rack", 1, 0, severity=0.5), {"rack_leak_lpm": {(1,): 2.0}}),
     (Script("leak", "cdu", 0, 0), {"cdu_leak_lpm": {(0,): 20.0}}),
     (Script("leak", "loop", 0, 0), {"loop_leak_lpm": {(0,): 60.0}}),
@@ -135,7 +136,7 @@ def test_every_kind_has_a_script_on_every_table() -> None:
     plain = {(k, t) for k in FAULT_KINDS if not k.startswith("sensor_") for t in FAULT_KINDS[k].tables}
     assert plain <= tested
     assert {k for k, _ in tested} == set(FAULT_KINDS)
-    assert set(kinds_of(SITE)) == set(FAULT_KINDS) - {"coolant_loss"}, "a leak that no detector sees"
+    assert set(kinds_of(SITE)) == set(FAULT_KINDS) - {"coolant_loss", "water_detected"}, "seen by no detector"
 
 
 def test_it_acts_in_every_step_that_it_overlaps_and_leaves_nothing_behind() -> None:
@@ -371,6 +372,7 @@ SYMPTOMS: list[tuple[Script, str, int | tuple[int, int], str]] = [
     (Script("leak", "rack", 1, 10), "rack_leak", 1, "up"),
     (Script("leak", "cdu", 0, 10, severity=0.2), "cdu_leaked_l", 0, "up"),
     (Script("leak", "loop", 0, 10), "loop_leak", 0, "up"),
+    (Script("water_detected", "hall", 0, 10), "hall_wet", 0, "up"),
     (Script("coolant_loss", "cdu", 0, 10), "cdu_leaked_l", 0, "up"),
     (Script("cooler_failed", "loop", 0, 10), "loop_supply_c", 0, "up"),
     (Script("heat_wave", "site", 0, 10), "loop_supply_c", 0, "up"),

@@ -63,6 +63,40 @@ def test_a_wet_tray_is_its_leak_and_a_second_tray_makes_it_the_racks() -> None:
         assert any("r1/node5" in text for text in fault.evidence)
 
 
+def test_a_wet_tray_that_the_building_alone_reports_is_a_leak_of_its_rack() -> None:
+    """Where agents report no trays, at once; where all trays report that they are dry, a lasting warning."""
+    silent = {key: value for key, value in QUIET.items() if key != "node.leak_state"}
+    wet = {"rack.tray_leak_state": one(2, 0)}
+    pod = Twin(two_racks())
+    pod.run(3, silent)
+    pod.tick(silent | wet)
+    (finding,) = pod.decision.findings
+    assert (finding.id, finding.severity) == ("fault/leak/lab/h/r1", "critical")
+    pod = Twin(two_racks())
+    pod.run(3, QUIET)
+    pod.run(5, QUIET | wet)
+    assert told(pod) == []
+    pod.run(10, QUIET | wet)
+    (finding,) = pod.decision.findings
+    assert (finding.id, finding.severity) == ("fault/leak/lab/h/r1", "warning")
+    assert finding.evidence[1] == "its 18 trays report that they are dry"
+    pod.tick(QUIET | wet | {"node.leak_state": one(36, 5)})
+    assert told(pod) == [("leak", "node", 5, "")], "one leak, one alarm"
+
+
+def test_a_wet_floor_is_an_alarm_until_the_leak_that_wets_it_is_found() -> None:
+    pod = Twin(two_racks())
+    pod.run(3, QUIET)
+    wet = QUIET | {"hall.leak_state": one(1, 0)}
+    pod.tick(wet)
+    assert told(pod) == [("water_detected", "hall", 0, "")]
+    (finding,) = pod.decision.findings
+    assert (finding.severity, finding.title) == ("critical", "A leak detector of lab/h is wet")
+    pod.tick(wet | {"node.leak_state": one(36, 5)})
+    assert told(pod) == [("leak", "node", 5, "")]
+    assert pod.decision.findings[0].evidence[-1] == "the detector of lab/h agrees"
+
+
 @pytest.mark.parametrize("nodes_from, below, where", [
     ("bottom", 4, ("leak", "node", 5, "")), ("bottom", 6, ("leak", "rack", 0, "")),
     ("top", 6, ("leak", "node", 5, "")), ("top", 4, ("leak", "rack", 0, "")),

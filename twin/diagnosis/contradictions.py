@@ -173,11 +173,11 @@ def _energy(at: TableReadings) -> F64:
 def _loop_share(at: TableReadings, above: bool) -> Bool:
     """Find loops whose plant draws more than the cooling of its racks needs, or nothing while its water
     flows."""
-    heat_w = at.total("rack.power_w")
+    sums_w = at.total("rack.power_w"), at.total("node.power_w")  # one of them may be of meters that lie
     if above:
-        return at["power_w"] > LOOP_MOST_PU * heat_w
+        return at["power_w"] > LOOP_MOST_PU * np.fmax(*sums_w)
     moves = at["flow_lpm"] > FLOWS_PU * at.topology.site.design.loop_flow_lpm[at.part]
-    out: Bool = moves & (at["power_w"] < LOOP_LEAST_PU * heat_w)
+    out: Bool = moves & (at["power_w"] < LOOP_LEAST_PU * np.fmin(*sums_w))
     return out
 
 

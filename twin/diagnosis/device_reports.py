@@ -26,6 +26,7 @@ LEAST_FEEDS, TOGETHER_S = 2, 10.0
 WORDS = ("energised_state", "voltage_v")
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
 MOST_NAMED = 4  # wet detectors of a leak that are named each
+TRAYS_WET, HALL_WET = "rack.tray_leak_state", "hall.leak_state"  # as the building's system reports
 WET = "node.leak_state"  # what a leak at a rack or a tray covers: one supersedes the other
 NEVER_NS = 2**62
 DEAD_PU = 0.1  # of its usual voltage: no voltage
@@ -113,7 +114,11 @@ class DeviceReports(EntityState):
             if (mask := in_maintenance.get("cdu")) is not None:
                 filling &= ~mask
         self.fill_s = np.clip(np.where(filling, self.fill_s + dt_s, self.fill_s - 0.1 * dt_s), 0.0, 600.0)
-        if not any(mask.any() for mask in wet.values()):
+        sums, halls = (
+            reads(state, key, 1.0) & ~in_maintenance.get(key.partition(".")[0], np.False_)
+            for key in (TRAYS_WET, HALL_WET)
+        )
+        if not any(mask.any() for mask in (*wet.values(), sums, halls)):
             self.wet[:] = False
             return []
         out, explained = [], {t: np.zeros(topology.sizes[t], np.bool_) for t in wet}
@@ -135,7 +140,43 @@ class DeviceReports(EntityState):
         for table in ("rack", "cdu", "loop"):
             for entity in np.flatnonzero(wet[table] & ~explained[table]).tolist():
                 out.append(self._leak(state, table, entity, np.zeros(0, np.int32), wet, explained))
-        return out
+        own = {cause.entity for cause in out if cause.table == "rack"}
+        own |= {int(site.rack_of_node[cause.entity]) for cause in out if cause.table == "node"}
+        out += [self._trays_wet(state, rack) for rack in np.flatnonzero(sums).tolist() if rack not in own]
+        return out + self._halls_wet(halls, out)
+
+    def _trays_wet(self, state: State, rack: int) -> Cause:
+        """Return the leak of a rack that the building's system alone reports, for its trays as a whole.
+
+        Where each tray reports that it is dry, the two ways disagree: that has to last, and is a warning.
+        """
+        trays = self.topology.below("rack", rack, "node")
+        dry = bool(len(trays)) and bool(reads(state, WET, 0.0)[trays].all())
+        evidence = [f"the building's system reports a wet tray of {self.topology.site.name('rack', rack)}"]
+        if dry:
+            evidence.append(f"its {len(trays)} trays report that they are dry")
+        return Cause(
+            "leak", "rack", rack, "", 0.5 if dry else 0.95, tuple(evidence), 1, TOGETHER_S if dry else 0.0,
+            LEAK_CLEAR_S, {WET: trays}, severity="warning" if dry else "",
+        )  # fmt: skip
+
+    def _halls_wet(self, halls: Bool, leaks: list[Cause]) -> list[Cause]:
+        """Return the halls with a wet detector and no known leak, which would wet it, too."""
+        known = np.zeros(len(halls), np.bool_)
+        for leak in leaks:
+            if leak.table == "loop":  # its plant stands elsewhere
+                continue
+            at = int(self.topology.above(leak.table, "hall")[leak.entity])
+            if at >= 0 and halls[at]:
+                known[at] = True
+                leak.covers[HALL_WET] = np.array([at], np.int32)
+                agrees = f"the detector of {self.topology.site.name('hall', at)} agrees"
+                leak.evidence, leak.count = (*leak.evidence, agrees), leak.count + 1
+        return [
+            Cause("water_detected", "hall", hall, "", 0.95, ("its leak detector is wet",), 1, 0.0,
+                  LEAK_CLEAR_S, {HALL_WET: np.array([hall], np.int32)})
+            for hall in np.flatnonzero(halls & ~known).tolist()
+        ]  # fmt: skip
 
     def _source(self, trays: I32) -> int:
         """Return the tray of a rack where the leak began: the first wet one, above all others; -1 for

@@ -43,6 +43,8 @@ FAULT_KINDS: dict[str, FaultKind] = {
              "Renew the thermal paste at the next maintenance.", False),
         FaultKind("leak", ("node", "rack", "cdu", "loop"), "critical", "{name} leaks",
              "Inspect it at once; isolate it when a second detector agrees.", True),
+        FaultKind("water_detected", ("hall",), "critical", "A leak detector of {name} is wet",
+             "Look for water at once; begin with racks and CDUs whose own detectors are silent."),
         FaultKind("coolant_loss", ("cdu",), "critical", "{name} loses coolant",
              "Look for water at its racks; begin with those whose detectors are silent."),
         FaultKind("cooler_failed", ("loop",), "critical",

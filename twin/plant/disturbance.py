@@ -65,6 +65,7 @@ class Disturbance:
     cdu_unseen_lpm: F64  # leaves its circuit where no detector is
     loop_fan_factor: F64  # on the heat rejection's air flow
     loop_leak_lpm: F64
+    hall_wet: Bool  # the floor of a hall, from elsewhere than its racks
     feeder_ok: Bool  # [n_feeder] energised from above
     feeder_trip: Bool  # the breaker opens
     link_down: Bool
@@ -120,7 +121,7 @@ def neutral(site: Site) -> Disturbance:
         rack_leak_lpm=none(rack), rack_fan_factor=one(rack), cdu_pump_ok=yes(cdu, 2),
         cdu_pump_head_factor=one((cdu, 2)), cdu_filter_factor=one(cdu), cdu_ua_factor=one(cdu),
         cdu_valve_stuck_pu=np.full(cdu, np.nan), cdu_leak_lpm=none(cdu), cdu_unseen_lpm=none(cdu),
-        loop_fan_factor=one(loop), loop_leak_lpm=none(loop),
+        loop_fan_factor=one(loop), loop_leak_lpm=none(loop), hall_wet=none(n["hall"], np.bool_),
         feeder_ok=yes(feeder), feeder_trip=none(feeder, np.bool_), link_down=none(link, np.bool_),
         link_rate_factor=one(link), link_errors_per_s=none(link), link_discards_per_s=none(link),
     )  # fmt: skip

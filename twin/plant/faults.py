@@ -250,6 +250,7 @@ _EFFECTS: dict[str, Callable[[Script, float], tuple[Effect, ...]]] = {
     "tray_blocked": _one("node_plate_factor", "times", lambda x: 1.0 + (TRAY_FACTOR - 1.0) * x),
     "plate_degraded": _one("gpu_plate_factor", "times", lambda x: 1.0 + (PASTE_FACTOR - 1.0) * x),
     "leak": _leak,
+    "water_detected": _one("hall_wet", "put", lambda _: True),
     "coolant_loss": _one("cdu_unseen_lpm", "plus", lambda x: UNSEEN_LPM * x),
     "cooler_failed": _one("loop_fan_factor", "times", lambda x: 1.0 - x),
     "heat_wave": lambda _, reached: (Effect("outdoor_add_k", None, "plus", HEAT_WAVE_K * reached),),

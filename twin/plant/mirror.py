@@ -496,6 +496,8 @@ def _carried(twin: TwinReadings, plant: Plant, d: Disturbance, fault: Fault) -> 
         d.cdu_valve_stuck_pu[at] = plant.truth.cdu_valve_pu[at]
     elif fault.kind == "leak":
         getattr(d, f"{fault.table}_leak_lpm")[at] = LEAK_PU * LEAK_LPM[fault.table]
+    elif fault.kind == "water_detected":
+        d.hall_wet[at] = True
     elif fault.kind == "cooler_failed":
         d.loop_fan_factor[at] = _fan_factor(plant, at)
     elif fault.kind == "psu_lost":

@@ -292,6 +292,7 @@ class Plant:
         a += 1.0  # an empty rack warms nothing
         np.divide(t.rack_air_heat_w, a, out=a)
         t.hall_rh_pu[:] = rh_pu(t.hall_cold_c, p.hall_moisture_c)
+        t.hall_wet[:] = self._disturbance.hall_wet
         self.hydraulics.warm(t, p, 0.5 * (w.hot_c + w.pipe_c))
         self._troubled |= self.leaks.sweats(t, p)
         if len(t.link_bytes_per_s):

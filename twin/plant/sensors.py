@@ -183,6 +183,7 @@ HALL = (
     Meter("hot_aisle_temp_c", absolute=BMS_TEMP_K, step=0.1),
     Meter("cold_aisle_rh_pu", absolute=0.01, step=0.001, top=SCALE_TOP_PU),
 )
+FLOOR = (Meter("leak_state"),)  # of a hall; published once it was wet
 WEATHER = (
     Meter("outdoor_temp_c", absolute=0.1, step=0.1),
     Meter("outdoor_wet_bulb_c", absolute=0.1, step=0.1),
@@ -244,6 +245,9 @@ class Sensors:
         of_gpu = node_ahead[site.node_of_gpu]
         self.clock_lock = Panel("gpu", LOCK, (), of_gpu, Sampling(p.it_s, self.noise, 0.0))
         self.standby = Panel("node", STANDBY, (), node_ahead, Sampling(p.it_s, self.noise, 0.0))
+        of_hall = np.full(n["hall"], BMS_AHEAD_NS)
+        self.floor = Panel("hall", FLOOR, (), of_hall, Sampling(p.bms_s, self.noise, 0.0))
+        self._was_wet = False
         self.health = HealthPanels(site, node_ahead, p.it_s, self.noise)
         of_link, outside = node_ahead[site.node_of_link], np.full(1, BMS_AHEAD_NS)
         self.link = Panel("link", LINK, LINK_COUNTERS, of_link, agents._replace(period_s=p.link_s))
@@ -431,6 +435,10 @@ class Sensors:
             self.pressure_set.noise.refresh()
             self.pressure_set.read((truth.cdu_drop_set_pa,), (), now_ns)
             out += self._finish(self.pressure_set, faults)
+        self._was_wet |= bool(truth.hall_wet.any())
+        if self._was_wet and self.floor.due(now_ns):
+            self.floor.read((truth.hall_wet,), (), now_ns)
+            out += self._finish(self.floor, faults)
         if self.weather.due(now_ns):
             outdoor = (np.array([truth.outdoor_c]), np.array([truth.wet_bulb_c]))
             self.weather.read(outdoor, (), now_ns)

@@ -96,6 +96,7 @@ class Truth:
     hall_cold_c: F64
     hall_hot_c: F64
     hall_rh_pu: F64  # of the cold aisle
+    hall_wet: Bool
     # [n_loop]
     loop_supply_c: F64
     loop_return_c: F64

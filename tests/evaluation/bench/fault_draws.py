@@ -105,11 +105,11 @@ def entities(site: Site, kind: str, table: str) -> Index:
 
 def kinds_of(site: Site) -> tuple[str, ...]:
     """Kinds of fault that can be drawn on this site, in the order of FAULT_KINDS."""
+    unseen = ("coolant_loss", "water_detected")  # of leaks, those are drawn that wet a detector of a rack
     return tuple(
         name
         for name, kind in FAULT_KINDS.items()
-        # Of leaks, those are drawn that wet a detector
-        if name != "coolant_loss" and any(len(entities(site, name, t)) for t in kind.tables if _acts(name, t))
+        if name not in unseen and any(len(entities(site, name, t)) for t in kind.tables if _acts(name, t))
     )
 
 
