@@ -26,16 +26,18 @@ from tests.support.golden_story import (
     OUTLOOK_FROM,
     SECOND_LEAK_AT,
     START_NS,
+    Story,
+    engine_for,
     record,
     spec,
 )
 from tests.support.journal_bodies import bodies_of
 from tests.support.sampled_cases import sampled
-from twin.catalogue import NS
+from twin.catalogue import NS, Divergence
 from twin.cli.main import main
 from twin.contracts import OtherRecord, journal_schema
 from twin.engine.engine import MARK_AT, MARK_EVERY
-from twin.run import Entry, TraceReader, journal_lines, manifest
+from twin.run import Cutter, Entry, Recorder, TraceReader, journal_lines, manifest, replay_frames
 from twin.run.journal import Chain
 from twin.run.trace import MAGIC, TraceEncoder, record as framed
 from twin.telemetry import Frame, events as ev
@@ -315,3 +317,21 @@ def test_every_line_fits_the_schema(run: Run) -> None:
         assert not isinstance(entry.record, OtherRecord), line[:500]
         kinds.add(entry.kind)
     assert kinds >= {"manifest", "event", "proposals", "command", "renewal", "mark", "end"}
+
+
+def test_a_line_that_no_tick_makes_is_found_also_before_a_late_tick(tmp_path: Path) -> None:
+    """Ticks were skipped, but none was lost: all that is journaled must be made again."""
+    folder, story = tmp_path / "run", Story(20)
+    engine = engine_for(story.spec)
+    recorder = Recorder(engine, story.spec, folder)
+    assert recorder.journal is not None
+    for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
+        late = (ev.TicksSkipped(count=2, why="overload"),) if frame.tick == 10 else ()
+        late_frame = dataclasses.replace(frame, events=(*frame.events, *late))
+        recorder.before(late_frame)
+        recorder.after(engine, engine.tick(late_frame))
+        if frame.tick == 9:
+            recorder.journal.append([recorder.chain.line(OtherRecord("finding", {}), 9, frame.now_ns)])
+    recorder.finish(engine)
+    with pytest.raises(Divergence, match="tick 9"):
+        replay_frames(engine_for(story.spec), TraceReader(folder), folder / "journal.jsonl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from twin.run import (
     verify_journal,
 )
 from twin.run.journal_files import line_head
+from twin.telemetry import TicksSkipped
 
 
 def full_disk(after: int) -> Callable[[int, Any], int]:
@@ -144,15 +146,18 @@ def test_a_held_tick_is_completed_at_the_next_start(tmp_path: Path) -> None:
     assert outcome.damage == []
 
 
-@pytest.mark.parametrize("covered", [True, False])
-def test_ticks_that_were_not_traced(tmp_path: Path, covered: bool) -> None:
-    """The trace's disk was full for a while; ticks went on. A snapshot behind the gap makes it harmless."""
+@pytest.mark.parametrize("covered,late", [(True, False), (False, False), (False, True)])
+def test_ticks_that_were_not_traced(tmp_path: Path, covered: bool, late: bool) -> None:
+    """The trace's disk was full for a while; ticks went on, the first of those that are traced again perhaps
+    late. A snapshot behind the gap makes it harmless."""
     folder, story = tmp_path / "run", Story(40)
     engine = engine_for(story.spec)
     recorder = Recorder(engine, story.spec, folder, keeping=KEEPING)
     for frame in Cutter(engine, 1.0, lambda now_ns, site_hash: []).frames(story):
         if frame.tick == 10:
             recorder.snapshot_job(engine)()
+        if frame.tick == 25 and late:
+            frame = replace(frame, events=(*frame.events, TicksSkipped(count=2, why="overload")))
         if not 20 <= frame.tick < 25:
             recorder.before(frame)
         elif recorder.trace is not None:

@@ -18,7 +18,8 @@ from twin.contracts import SHELL_KINDS, Decision, EndRecord, ManifestRecord
 from twin.engine import Engine
 from twin.run.journal import Chain, Entry, first_difference, line_hash
 from twin.run.journal_files import Head, journal_exists, journal_lines, line_head
-from twin.telemetry import Frame, TicksSkipped
+from twin.run.storage import is_restart
+from twin.telemetry import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,7 @@ class Comparer:
 
     def before(self, frame: Frame) -> None:
         """Skip the lines that the shell wrote before this frame, and those that a restart left."""
-        lost = any(isinstance(e, TicksSkipped) for e in frame.events)
-        self._pass(frame.tick, lost)
+        self._pass(frame.tick, is_restart(frame))
         if self._early and (found := self._peek()) is not None:
             head = found[1]
             if head.kind not in SHELL_KINDS and head.tick <= frame.tick:

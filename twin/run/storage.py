@@ -230,9 +230,14 @@ class TraceReader:
             self.bytes_read = before
 
 
+def is_restart(frame: Frame) -> bool:
+    """True for the first frame after a restart. Ticks that were skipped for another reason have no number."""
+    return any(isinstance(e, TicksSkipped) and e.why == "restart" for e in frame.events)
+
+
 def is_gap(last_tick: int, frame: Frame) -> bool:
-    """True if ticks between are missing; a frame with skipped ticks explains its number itself."""
-    return frame.tick > last_tick + 1 and not any(isinstance(e, TicksSkipped) for e in frame.events)
+    """True if ticks between are missing; a frame after a restart explains its number itself."""
+    return frame.tick > last_tick + 1 and not is_restart(frame)
 
 
 def _gap(first: int, last: int, holes: list[tuple[int, int]]) -> str:
