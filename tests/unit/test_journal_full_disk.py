@@ -7,28 +7,32 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from tests.support.golden_story import Story, engine_for
+from tests.support.golden_story import Story, engine_for, spec as spec_of_racks
 from tests.support.rotated_run import KEEPING, replayed
 from twin.catalogue import StorageError
 from twin.contracts import OtherRecord
+from twin.daemon import Daemon
 from twin.run import (
     OPEN,
     Cutter,
     JournalWriter,
     Keeping,
     Recorder,
+    TraceReader,
+    TraceWriter,
     journal_lines,
     journal_writer,
     resume,
     verify_journal,
 )
 from twin.run.journal_files import line_head
-from twin.telemetry import TicksSkipped
+from twin.telemetry import Frame, SiteChanged, TicksSkipped
 
 
 def full_disk(after: int) -> Callable[[int, Any], int]:
@@ -182,3 +186,29 @@ def test_ticks_that_were_not_traced(tmp_path: Path, covered: bool, late: bool) -
     assert back.bridge()
     again = resume(folder, engine_for)
     assert again.engine.checksum() == back.engine.checksum()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_site_that_changes_while_the_disk_is_full_is_named_by_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    """A start finds the site of its snapshot in the trace, also where nothing was written for a while."""
+    spec, later = spec_of_racks(["r1"]), spec_of_racks(["r1", "r2"])
+    recorder = Recorder(engine_for(spec), spec, tmp_path / "run", KEEPING)
+    assert recorder.trace is not None
+    nothing: Any = lambda *_: None  # noqa: E731
+    daemon: Any = SimpleNamespace(
+        _trace_lost=True, _trace_retry=float("inf"), recorder=recorder, live=SimpleNamespace(counts={}),
+        alarms=SimpleNamespace(clear=nothing, condition=nothing),
+        services=SimpleNamespace(snapshot_soon=nothing),
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        if full:
+            patch.setattr(TraceWriter, "_rotate", lambda *_: full_disk(0)(1, b""))
+        changed = SiteChanged(site_hash=later.digest(), spec=later.packed())
+        Daemon._trace(daemon, Frame(5, 5 * 10**9, 1.0, events=(changed,)))
+    recorder.trace.write(Frame(6, 6 * 10**9, 1.0))
+    recorder.close()
+    reader = TraceReader(tmp_path / "run")
+    assert [f.tick for f in reader] == ([6] if full else [5, 6])
+    assert {h.site_hash for h in reader.headers} == {later.digest()}

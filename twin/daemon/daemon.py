@@ -183,7 +183,9 @@ class Daemon:
 
     def _trace(self, frame: Frame) -> None:
         """Write the frame before its effects. If the trace cannot be written, raise an alarm and continue."""
-        if self._trace_lost and time.monotonic() < self._trace_retry:
+        # What is traced later must name the site that changes here
+        changes = SiteChanged in map(type, frame.events)
+        if self._trace_lost and time.monotonic() < self._trace_retry and not changes:
             self.live.counts["ticks_not_traced"] = self.live.counts.get("ticks_not_traced", 0) + 1
             return
         try:
