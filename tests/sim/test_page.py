@@ -16,6 +16,7 @@ import pytest
 
 from policies.power_capping.power_cap import PowerCap
 from tests.support.browser import Browser, Screen, browser, shared_browser
+from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Desk, Pod, serving_aside
 from tests.support.page_packages import page_packages
 from tests.unit.test_site_change import BLOCK, description_of, grown
@@ -254,6 +255,24 @@ def test_of_a_site_that_fell_silent_nothing_is_well(browser: Browser, desk: Beat
     assert all("unknown" in figure.inner_text() for figure in (power, margin))
     assert screen.page.locator(".tile.r-ok").count() == 0
     assert screen.complaints == []
+
+
+def test_racks_in_one_box_are_as_grave_as_the_gravest(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a large site; and a load target beside them, with the load that it limits."""
+    with serving_aside(tmp_path, monkeypatch, BeatingDesk, tree=two_racks(racks="r[1-70]")) as desk:
+        desk.readings = HOT | {"gpu.temp_c": 60.0}  # type: ignore[misc]
+        desk.do(desk.start)
+        limit = ev.LoadTargetSet(id="t1", author="ada", target="grid", limit_w=6e6)
+        desk.do(lambda: desk.pod.live.put_event(limit))
+        screen = logged_in(browser, desk, "viewer")
+        screen.go("power")
+        screen.page.wait_for_selector(".place.p-ok:has-text('70 racks'):has-text('5.60 MW')")
+        screen.page.wait_for_selector("tr:has-text('grid'):has-text('5.60 MW'):has-text('kept')")
+        desk.readings = HOT  # type: ignore[misc]
+        screen.page.wait_for_selector(".place.p-critical:has-text('70 racks'):has-text('70 critical')")
+        assert screen.complaints == []
 
 
 def test_it_says_whether_more_racks_fit(browser: Browser, desk: BeatingDesk) -> None:

@@ -47,9 +47,14 @@ function rackPlace(name: string): Place {
   return { id: name, table: "rack", name, head: short(name).split("/").pop()!, lines: [quantity(w, "W"), ...(c.capped[i] ? [`${c.capped[i]} GPUs capped`] : [])], share: null, state: state === "unknown" ? "unknown" : state, said: `${name}: ${quantity(w, "W")}, ${state}` };
 }
 
+const GRAVEST = ["critical", "warning", "unknown", "info", "maintenance"];
+
+// Racks in one box, in the gravest state of any of them.
 function groupPlace(id: string, racks: string[]): Place {
-  const w = racks.reduce((t, n) => t + (live.columns.power_w[live.rowOf.get(n) ?? -1] ?? 0), 0);
-  return { id, table: "", name: "", head: plural(racks.length, "rack"), lines: [quantity(w, "W")], share: null, state: "ok", said: `${racks.length} racks: ${quantity(w, "W")}` };
+  const c = live.columns, rows = racks.map((n) => live.rowOf.get(n) ?? -1), states = rows.map((i) => live.layout!.states[c.state[i] ?? 0]), state = GRAVEST.find((s) => states.includes(s)) ?? "ok";
+  const w = rows.some((i) => c.reporting[i]) ? quantity(rows.reduce((t, i) => t + (c.power_w[i] ?? 0), 0), "W") : "power unknown";
+  const lines = [w, ...(state === "ok" ? [] : [`${num(states.filter((s) => s === state).length)} ${state}`])];
+  return { id, table: "", name: "", head: plural(racks.length, "rack"), lines, share: null, state, said: `${racks.length} racks: ${lines.join(", ")}` };
 }
 
 // Headroom as the API tells it, by place.
@@ -133,7 +138,7 @@ function Targets() {
   const got = usePoll<any>("load-targets?limit=50", 10_000), rows = got.data?.targets ?? got.data?.load_targets ?? [];
   if (!rows.length) return null;
   return <Panel title="Load targets from outside"><Grid label="Load targets" heads={["Target", "At most", "Load", "Kept"]} right={[1, 2]}
-    rows={rows.map((t: any) => [<span title={t.name}>{t.name}</span>, quantity(t.limit_w, "W"), quantity(t.load_w, "W"), t.within === false ? <Tag kind="critical">exceeded</Tag> : t.within === true ? <Tag kind="ok">kept</Tag> : "–"])} /></Panel>;
+    rows={rows.map((t: any) => [<span title={t.name}>{t.name}</span>, quantity(t.limit_w, "W"), quantity(t.places[0]?.load_w, "W"), !t.runs ? "to come" : t.within === false ? <Tag kind="critical">exceeded</Tag> : t.within === true ? <Tag kind="ok">kept</Tag> : <Tag kind="unknown" />])} /></Panel>;
 }
 
 const CDU = "supply_temp_c,return_temp_c,flow_lpm,pump1_speed_pu,pump2_speed_pu,facility_supply_temp_c,filter_diff_pressure_pa,available_state";
