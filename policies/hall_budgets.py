@@ -229,8 +229,8 @@ class Halls:
 
     `now_w`: the budget in force by our leases; `reporting`: its summary is no older than allowed;
     `reported_w`: the budget that it reports to hold, by a grant that was issued at `grant_ns` or later (0: by
-    none); `asked_w`: the most that people leave to it; `lapse_s`: from the end of a grant until it draws its
-    share at most.
+    none, or its power is not known since); `asked_w`: the most that people leave to it; `lapse_s`: from the
+    end of a grant until it draws its share at most.
     """
 
     is_hall: Bool
@@ -261,8 +261,10 @@ class Halls:
             good = is_hall & (view.quality(key) == GOOD) & (view.age_s(key) <= silent_s)
             return np.where(good, view.believed(key), np.nan).astype(np.float64)
 
-        grant_s = view.age_s("rack.hall_grant_age_s") + latest("grant_age_s")
-        known = np.isfinite(grant_s)
+        told_s, power_w = view.age_s("rack.hall_grant_age_s"), latest("power_w")
+        grant_s = told_s + latest("grant_age_s")
+        # A power from before says nothing of what it draws by that grant
+        known = np.isfinite(grant_s) & np.isfinite(power_w) & (age_s <= told_s + SLIP_S)
         issued_ns = view.now_ns - np.round(np.where(known, grant_s, 0.0) * NS).astype(np.int64)
         return cls(
             is_hall=is_hall,
@@ -270,7 +272,7 @@ class Halls:
             least_w=least_w,
             most_w=most_w,
             now_w=np.where(np.isnan(commanded_w), least_w, commanded_w),
-            power_w=latest("power_w"),
+            power_w=power_w,
             demand_w=latest("demand_w"),
             reported_w=latest("budget_readback_w"),
             grant_ns=np.where(known, issued_ns, 0),
@@ -516,9 +518,9 @@ def _remembered(view: View, memory: Memory, halls: Halls) -> Memory:
     since_ns = np.where(changed, memory["seen_ns"], memory["since_ns"])
     held_w, held_ns = memory["held_w"].copy(), memory["held_ns"].copy()
     held_w[held_ns <= now_ns] = 0.0
-    # It has taken a grant that was issued after the last change, and so refuses the ones before
+    # It has taken a grant that was issued after the last change, and so refuses the ones before; its caps may
+    # not have fallen yet, which its power shows
     acked = leased & (halls.grant_ns > 0) & (halls.grant_ns >= since_ns - round(SLIP_S * NS))
-    acked &= np.isfinite(halls.power_w)  # its caps may not have fallen yet, and nobody would see it
     held_w[acked & (halls.reported_w <= halls.now_w + ROOM_W)] = 0.0
     # Without a lease of ours, one of a daemon before us may be in force
     now_w = np.where(leased, halls.now_w, halls.most_w)

@@ -13,6 +13,7 @@ from tests.support.fleets import GUARANTEED_W, MOST_W, fleet_tree
 from twin.catalogue import NS, ConfigError, ContractError
 from twin.config import arming_faults
 from twin.site import HALL_BUDGET, share_faults
+from twin.telemetry import Reading
 
 LEAST_W = np.array(GUARANTEED_W)
 
@@ -24,7 +25,7 @@ class Campus:
         self.twin = Twin(tree or fleet_tree(), [BY_NAME["hall_budgets"](**settings)], act=True)
         self.budget_w, self.issued_ns, self.until_ns = LEAST_W.copy(), np.zeros(2), np.zeros(2)
         self.demand_w = np.array([900e3, 500e3])
-        self.deaf = self.silent = np.zeros(2, bool)
+        self.deaf = self.silent = self.unmetered = np.zeros(2, bool)
 
     def run(self, seconds: int, **values: Any) -> np.ndarray:
         """So many seconds; the budgets that are then lent."""
@@ -39,6 +40,10 @@ class Campus:
             told = {k: np.where(self.silent | ((k[-5:] == "age_s") & (self.issued_ns == 0)), np.nan, v)
                     for k, v in told.items()}  # fmt: skip
             told |= {k.replace("__", "."): v for k, v in values.items()}
+            if self.unmetered.any():  # which report no power rather than none that can be read
+                power_w, at_ns = told.pop("rack.hall_power_w"), self.twin.now_ns + NS
+                for hall in np.flatnonzero(~self.unmetered).tolist():
+                    self.twin.inbox.put(Reading("rack", hall, "hall_power_w", power_w[hall], at_ns), at_ns)
             for batch in self.twin.tick(told).commands:
                 hears = ~self.deaf[batch.index]
                 self.budget_w[batch.index[hears]] = batch.value[hears]
@@ -100,10 +105,21 @@ def test_a_hall_whose_meter_is_gone_is_waited_for_though_it_acknowledges() -> No
     """Nobody knows whether it draws less by now, until its caps have certainly fallen."""
     campus = Campus()
     campus.run(20)
-    campus.demand_w = np.array([900e3, 900e3])
-    unmetered = {"rack__hall_power_w": [np.nan, 300e3]}
-    assert campus.run(40, **unmetered).tolist() == [400e3, 300e3], "its share, which it has acknowledged"
-    assert campus.run(40, **unmetered).tolist() == [400e3, 800e3]
+    campus.demand_w, campus.unmetered = np.array([900e3, 900e3]), np.array([True, False])
+    assert campus.run(40).tolist() == [400e3, 300e3], "its share, which it has acknowledged"
+    assert campus.run(40).tolist() == [400e3, 800e3]
+
+
+def test_a_power_from_before_does_not_show_that_a_hall_draws_less() -> None:
+    campus = Campus()
+    campus.demand_w = np.array([300e3, 900e3])
+    assert campus.run(30).tolist() == [400e3, 800e3]
+    # It draws little as its meter fails, then all that it has; the other one wants its part back
+    campus.demand_w = np.array([900e3, 200e3])
+    campus.run(1)
+    campus.unmetered = np.array([False, True])
+    assert campus.run(10).tolist() == [400e3, 300e3]
+    assert campus.run(60).tolist() == [900e3, 300e3]
 
 
 def test_a_silent_hall_keeps_its_guaranteed_share_and_others_get_the_rest() -> None:
