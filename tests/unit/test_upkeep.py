@@ -284,6 +284,26 @@ def test_sides_that_no_line_names_go(tmp_path: Path) -> None:
     assert set(left) - {fresh.stem} <= set(names[-1]) - set(names[0])
 
 
+def test_a_segment_that_is_closed_meanwhile_keeps_its_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = JournalWriter(tmp_path)
+    writer.append([writer.chain.line(OtherRecord("daemon", {"x": "0" * 2_100_000}), 1, 1)])
+    (side,) = (tmp_path / "sides").iterdir()
+    old = time.time() - 2 * retention.SIDE_AGE_S
+    os.utime(side, (old, old))
+
+    def listed(folder: Path) -> list[Path]:
+        found = closed_segments(folder)
+        writer.rotate()
+        return found
+
+    monkeypatch.setattr(retention, "closed_segments", listed)
+    Upkeep(tmp_path, Quotas())._prune_sides()
+    writer.close()
+    assert side.exists()
+
+
 def test_what_was_set_aside_is_bounded_too(folder: Path) -> None:
     for i in range(retention.KEPT_EVIDENCE + 5):
         path = folder / f"journal.torn.{i}"

@@ -283,12 +283,11 @@ class Upkeep:
         files = list((self.folder / "sides").glob("*.json"))
         if not files:
             return
-        named: set[str] = set()
+        named = set(_sides_of(self.folder / OPEN))  # first, as it may be closed meanwhile
         for path in closed_segments(self.folder):
             if path.name not in self._sides:
                 self._sides[path.name] = _sides_of(path)
             named |= self._sides[path.name]
-        named |= _sides_of(self.folder / OPEN)
         for file in files:
             if file.stem not in named and time.time() - file.stat().st_mtime > SIDE_AGE_S:
                 file.unlink()
