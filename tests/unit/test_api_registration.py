@@ -180,6 +180,23 @@ def test_a_registration_lapses_when_its_client_is_silent(tmp_path: Path) -> None
     serve(tmp_path, check)
 
 
+def test_after_a_takeover_a_registration_has_its_whole_lease(tmp_path: Path) -> None:
+    """Meanwhile its client asked the other daemon."""
+
+    async def check(pod: Pod) -> None:
+        assert (await pod.ask("POST", AT.format("mine"), "operator", TWO | {"lease_s": 60}))[0] == 200
+        leases = JobLeases()
+        for now_s, role, running in (
+            (0.0, "leader", True), (2.0, "standby", True), (3600.0, "leader", True), (3660.1, "leader", False)
+        ):  # fmt: skip
+            pod.live.role = role  # type: ignore[assignment]
+            end_lapsed(pod.live, leases, now_s)
+            pod.tick()
+            assert ("mine" in jobs_of(pod)) == running
+
+    serve(tmp_path, check)
+
+
 STEPS = st.lists(st.tuples(st.floats(0.0, 500.0), st.sets(st.sampled_from("abc"))), max_size=30)
 
 

@@ -132,6 +132,7 @@ async def unregister(request: web.Request) -> web.Response:
 def end_lapsed(live: Runtime, leases: JobLeases, now_s: float) -> None:
     """End self-registered jobs whose client no longer reports."""
     if live.role != "leader":
+        leases.lapsed({}, now_s)  # clients ask another daemon: each has its whole lease after a takeover
         return
     jobs = live.engine.jobs
     leased = {jobs.names[i]: float(jobs.lease_s[i]) for i in np.flatnonzero(jobs.alive & (jobs.lease_s > 0))}
