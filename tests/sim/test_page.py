@@ -242,7 +242,8 @@ def test_what_is_not_in_service_is_not_well(browser: Browser, desk: BeatingDesk)
 
 
 def test_of_a_site_that_fell_silent_nothing_is_well(browser: Browser, desk: BeatingDesk) -> None:
-    told = desk.readings = HOT | {"rack.power_w": 40_000.0, "gpu.temp_c": 60.0}  # type: ignore[misc]
+    well = {"rack.power_w": 40_000.0, "gpu.temp_c": 60.0, "node.service_level_state": 0.0}
+    told = desk.readings = HOT | well  # type: ignore[misc]
     desk.do(lambda: [desk.pod.tick(told) for _ in range(20)])  # so that their period is known
     screen = logged_in(browser, desk, "viewer")
     power, margin = (screen.page.locator(f".figure:has(.figure-label:text-is('{label}'))")
@@ -254,6 +255,8 @@ def test_of_a_site_that_fell_silent_nothing_is_well(browser: Browser, desk: Beat
     screen.page.wait_for_selector(".figure:has-text('2 racks silent')")
     assert all("unknown" in figure.inner_text() for figure in (power, margin))
     assert screen.page.locator(".tile.r-ok").count() == 0
+    screen.go("e/node/lab/h/r1/node0")
+    screen.page.wait_for_selector("tr:has-text('Service level') .stale:has-text('old')")
     assert screen.complaints == []
 
 

@@ -167,11 +167,13 @@ function Learned({ table, name }: { table: string; name: string }) {
   </Panel>;
 }
 
+const late = (s: any): boolean => s.late || s.quality !== "good";
+
 function Readings({ d }: { d: any }) {
   const rows = Object.entries<any>(d.signals);
   if (!rows.length) return <Panel title="Readings"><Empty>This entity has never reported.</Empty></Panel>;
   return <Panel title="Readings"><Grid label="Readings" heads={["Signal", "Value", "Guard", "Limit", "Age"]} right={[1, 2, 3, 4]}
-    rows={rows.map(([k, s]) => [title(signal(k)), s.states && known(s.value) ? String(s.states[s.value] ?? s.value).replaceAll("_", " ") : s.quality === "good" || known(s.value) ? <Value v={s.value} unit={s.unit} age={s.late || s.quality !== "good" ? s.age_s : null} /> : <span class="unknown">{s.quality}</span>,
+    rows={rows.map(([k, s]) => [title(signal(k)), s.states && known(s.value) ? <span class={late(s) ? "value stale" : "value"}>{String(s.states[s.value] ?? s.value).replaceAll("_", " ")}{late(s) && <span class="age"> {span(s.age_s)} old</span>}</span> : s.quality === "good" || known(s.value) ? <Value v={s.value} unit={s.unit} age={late(s) ? s.age_s : null} /> : <span class="unknown">{s.quality}</span>,
       known(s.guard) ? quantity(s.guard, s.unit) : "", known(s.max) ? quantity(s.max, s.unit) : "", known(s.age_s) ? span(s.age_s) : "never"])} /></Panel>;
 }
 
