@@ -113,6 +113,19 @@ def test_a_name_is_followed_through_a_change_of_the_site(tmp_path: Path, pod: Tw
     assert got["values"]["lab/h/r3"][1] == 3000.0
 
 
+def test_a_table_that_came_with_an_upgrade_has_names(tmp_path: Path, pod: Twin) -> None:
+    """The site is the same, and an earlier version of racktwin stored it without that table."""
+    store = filled(tmp_path, pod.site, 5)
+    store.db.execute("DELETE FROM names WHERE tbl='feeder'")
+    store.close()
+    reader = HistoryReader(tmp_path / FILE_NAME, 10.0)
+    with pytest.raises(HistoryError, match="no feeder that was ever here"):
+        reader.query("feeder.energy_mj", ["a"], T0, T0 + 100 * NS)
+    filled(tmp_path, pod.site, 5, first=5).close()
+    found = reader.query("feeder.energy_mj", ["a"], T0, T0 + 100 * NS)
+    assert found["values"]["a"] == [10 * i for i in range(10)]
+
+
 def test_wrong_questions_are_told_what_was_expected(tmp_path: Path, pod: Twin) -> None:
     filled(tmp_path, pod.site, 3).close()
     cases: list[tuple[str, list[str], dict[str, Any], str]] = [

@@ -265,7 +265,9 @@ class HistoryReader:
         row = asked.db.execute(
             "SELECT names FROM names WHERE layout=? AND tbl=?", (number, asked.table)
         ).fetchone()
-        text = zstandard.ZstdDecompressor().decompress(row[0]).decode() if row else ""
+        if row is None:  # until the next sample, where the table came with an upgrade
+            return {}
+        text = zstandard.ZstdDecompressor().decompress(row[0]).decode()
         found = {name: i for i, name in enumerate(text.split("\n"))} if text else {}
         with self._lock:
             self._names[key] = found

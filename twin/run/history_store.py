@@ -101,15 +101,13 @@ class HistoryStore:
         known = self._layouts.get(layout.hash)
         if known is not None:
             return known
+        self.db.execute("INSERT OR IGNORE INTO layout(hash) VALUES(?)", (layout.hash,))
         found = self.db.execute("SELECT id FROM layout WHERE hash=?", (layout.hash,)).fetchone()
-        if found is None:
-            cursor = self.db.execute("INSERT INTO layout(hash) VALUES(?)", (layout.hash,))
-            number = int(cursor.lastrowid or 0)
-            for table in layout.site.sizes:
-                text = zstandard.ZstdCompressor().compress("\n".join(layout.names(table)).encode())
-                self.db.execute("INSERT INTO names VALUES(?, ?, ?)", (number, table, text))
-        else:
-            number = int(found[0])
+        number = int(found[0])
+        named = {table for (table,) in self.db.execute("SELECT tbl FROM names WHERE layout=?", (number,))}
+        for table in layout.site.sizes.keys() - named:  # all of a new site; what came with an upgrade
+            text = zstandard.ZstdCompressor().compress("\n".join(layout.names(table)).encode())
+            self.db.execute("INSERT INTO names VALUES(?, ?, ?)", (number, table, text))
         self._layouts[layout.hash] = number
         return number
 
