@@ -315,6 +315,13 @@ def test_a_lost_supply_is_the_nodes_but_not_when_the_feed_is_lost() -> None:
     dark = {"feeder.energised_state": one(2, 0), "node.psu1_power_w": 0.0, "node.psu2_power_w": 4000.0}
     pod.run(8, QUIET | dark)
     assert told(pod) == [("feed_lost", "feeder", 0, "")]
+    # A node that is silent since then was last read without that feed
+    pod.tick(QUIET | {"node.psu1_power_w": one(36, 3, 0.0, 2000.0), "feeder.energised_state": one(2, 0)})
+    back = {key: value for key, value in QUIET.items() if not key.startswith("node.psu")}
+    pod.run(12, back)
+    assert ("psu_lost", "node", 3, "") not in told(pod)
+    pod.run(8, QUIET | {"node.psu1_power_w": one(36, 3, 0.0, 2000.0)})
+    assert ("psu_lost", "node", 3, "") in told(pod)
 
 
 def test_xids_that_come_again_are_a_burst() -> None:

@@ -23,6 +23,7 @@ DIP_PU, SAG_HOLD_S = 0.9, 2.0
 # Feeds that are lost within this time are lost together, and so long one waits for a word of the others;
 # source: estimate, meters of a building are read every second to every ten
 LEAST_FEEDS, TOGETHER_S = 2, 10.0
+SUPPLIES = [TABLES["node"].by_name[k] for k in ("psu1_power_w", "psu2_power_w")]
 WORDS = ("energised_state", "voltage_v")
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
 MOST_NAMED = 4  # wet detectors of a leak that are named each
@@ -73,6 +74,7 @@ class DeviceReports(EntityState):
     fill_s: F64 = column("cdu", "f8")
     tripped: Bool = column("feeder", "?")  # as their breakers said last
     dark_ns: I64 = column("feeder", "i8")  # reading that said first that it carries nothing; 0 = it does
+    lost_ns: I64 = column("feeder", "i8")  # when it last was without voltage
     grid_from_ns: int = scalar(0)  # first and last instant of the last loss of all feeds
     grid_ns: int = scalar(0)
 
@@ -249,6 +251,7 @@ class DeviceReports(EntityState):
         # One that is not read for once has not been closed
         self.tripped = np.where(np.isnan(breaker), self.tripped & lost, breaker == 1.0) & ~mask
         self.lost = lost | self.tripped
+        self.lost_ns[self.lost] = state.now_ns
         out = self._dark(state)
         if (grid := self._grid_lost(mask, state.now_ns)) is not None:
             return [grid]
@@ -330,10 +333,10 @@ class DeviceReports(EntityState):
         """Find nodes on one supply although both feeds have voltage."""
         if not (reported(state, "node.psu1_power_w") and reported(state, "node.psu2_power_w")):
             return []
-        rows = [TABLES["node"].by_name[k].row for k in ("psu1_power_w", "psu2_power_w")]
-        least = np.minimum(*(state.tables["node"].value[row] for row in rows))
+        least = np.minimum(*(state.tables["node"].value[s.row] for s in SUPPLIES))
         if not least.min(initial=np.inf) < PSU_EMPTY_W:
             return []  # quickly, in nearly every tick
+        read_ns = state.tables["node"].last_good_ns
         psu = np.stack([good(state, "node.psu1_power_w"), good(state, "node.psu2_power_w")], axis=1)
         total = psu.sum(axis=1)
         with np.errstate(invalid="ignore"):
@@ -350,8 +353,9 @@ class DeviceReports(EntityState):
         for node, side in zip(*np.nonzero(alone), strict=True):
             rack = int(rack_of[node])
             most = share[rack] > 1 and share[rack] >= 0.5 * nodes[rack]
-            if most or self.lost[_feeders_of(self.topology, rack)].any():
-                continue  # the feed of the whole rack, not this node's supply
+            lost_ns = int(self.lost_ns[_feeders_of(self.topology, rack)].max(initial=0))
+            if most or int(read_ns(SUPPLIES[side], np.array([node]))[0]) <= lost_ns:
+                continue  # the feed of the whole rack, not this node's supply, or a reading from that time
             text = f"supply {int(side) + 1} gives {psu[node, side]:.0f} W, the other {psu[node].max():.0f} W"
             out.append(
                 Cause(
