@@ -63,7 +63,7 @@ from policies.power_capping.nodes import (
 from policies.power_capping.reasons import FIGURES, OTHERS, LimitReasons, kept_figures, place_figures
 from policies.power_capping.release import DWELL_S, SPREAD_S, STEP_PU, Raises, steadied
 from policies.power_capping.savings import CapAccount
-from policies.power_capping.shares import Claims, gpus_w, shared_out
+from policies.power_capping.shares import Claims, gpus_w, shared_out, whole_jobs_w
 from policies.power_capping.unreported import (
     UnreportedGpus,
     never_reported,
@@ -231,7 +231,8 @@ class PowerCap:
         figures: Memory = {name: np.zeros_like(memory[name]) for name in FIGURES}
         named, n_other = why.binding_places(capped)
         if len(named):
-            found = place_figures(site, carried, lower, left_w, short, self.margin_pu)
+            asked = lower._replace(demand_w=whole_jobs_w(lower, job))
+            found = place_figures(site, carried, asked, left_w, short, self.margin_pu)
             same = bool((memory["layout"] == sums["layout"]).any())  # the row of a new device is empty
             figures = kept_figures(memory, found, named, now_ns, same)
         sentences = why.sentences(named, n_other, figures)

@@ -115,6 +115,16 @@ def shared_out(site: Site, carried: Carried, left_w: F64, want: Wants, claims: C
     return Shared(cap_w, _held_by(carried, used_up(second.left_w))[site.rack_of_gpu], short)
 
 
+def whole_jobs_w(want: Wants, job: I64 | I32) -> F64:
+    """Return the demand [n_gpu] where the GPUs of a job want as much as the one of them that wants most."""
+    range_w, mine = want.most_w - want.floor_w, np.flatnonzero(job >= 0)
+    wanted = np.divide(want.demand_w - want.floor_w, range_w, out=np.zeros(len(range_w)), where=range_w > 0)
+    most = np.zeros(int(job.max(initial=-1)) + 1)
+    np.maximum.at(most, job[mine], wanted[mine])
+    wanted[mine] = most[job[mine]]
+    return want.floor_w + wanted * range_w
+
+
 def gpus_w(site: Site, carried: Carried, left_w: F64, want: Wants) -> float:
     """Return the most that all GPUs may draw together, if all have the same class."""
     least_w, most_w = (

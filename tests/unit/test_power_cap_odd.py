@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from policies.power_capping import PowerCap, classes
-from policies.power_capping.demand import HIGH, USUAL, wants
+from policies.power_capping.demand import HIGH, USUAL, Wants, wants
 from policies.power_capping.power_cap import MARGIN_PU
 from policies.power_capping.reasons import MOST_REASONS, PlaceFigures, kept_figures
+from policies.power_capping.shares import whole_jobs_w
 from tests.support.builders import Twin, two_racks
 from tests.support.powered_plant import CAP, Loop
 from tests.unit.test_power_cap import ROUNDED_W, gpus, job, loop_of, site
@@ -224,6 +225,24 @@ def test_figures_of_a_reason_are_renewed_when_one_is_off(
     assert kept["why_place"].tolist() == [3, 5], "a place beyond the last slot has no figures"
     assert kept["why_ns"].tolist() == [9, 9 if renewed else 7]
     assert kept["why_want_w"][1] == (want_w if renewed else 1000.0)
+
+
+def test_a_reason_counts_a_job_as_its_caps_do_by_the_gpu_that_wants_most() -> None:
+    """All GPUs of a job wait for that one: what each wants by itself fits the budget."""
+    want_w = np.array([400.0, 700.0, 1000.0, 300.0])
+    want = Wants(want_w, np.full(4, 200.0), np.full(4, 1200.0), want_w, want_w, np.ones(4, np.bool_))
+    assert whole_jobs_w(want, np.array([0, 0, 1, -1])).tolist() == pytest.approx(
+        [700.0, 700.0, 1000.0, 300.0]
+    )
+    assert whole_jobs_w(want, np.full(4, -1)).tolist() == pytest.approx(want_w.tolist())
+    loop = loop_of(site(172_000, 172_000))
+    loop.tick(job("one", range(36)))
+    loop.wants_w[:] = np.where(np.arange(len(loop.wants_w)) % 8 == 0, 1150.0, 500.0)
+    for _ in range(8):
+        loop.tick(dt_s=5.0)
+    expected, limit, give, _ = figures_of(loop)
+    assert expected > limit
+    assert give > 1.0
 
 
 def test_caps_that_only_could_bind_say_so() -> None:
