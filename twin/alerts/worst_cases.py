@@ -55,7 +55,7 @@ def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str
     for key in site.limits:
         table, _, name = key.partition(".")
         if table in members and (n := np.count_nonzero(may_exceed(site, view, key, members[table]))):
-            out.append(f"worst case: {name} of {n} {table} may be beyond its limit by now")
+            out.append(f"worst case: {name} of {counted(table, int(n))} may be beyond its limit by now")
     return tuple(out)
 
 
