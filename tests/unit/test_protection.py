@@ -139,6 +139,10 @@ def test_a_dead_sink_is_an_alarm() -> None:
     twin.run(60, {"gpu.temp_c": 90.0})
     assert f"unanswered/{CAP}" in twin.engine.findings.active
     assert twin.engine.findings.active[f"unanswered/{CAP}"].count == twin.site.sizes["gpu"]
+    cap_w = twin.lease(CAP)  # only the answers were lost: half of the devices show that they obey
+    obeys = np.arange(len(cap_w)) % 2 == 0
+    twin.tick({"gpu.temp_c": 90.0, "gpu.power_limit_w": np.where(obeys, cap_w, 1200.0)})
+    assert twin.engine.findings.active[f"unanswered/{CAP}"].count == np.count_nonzero(~obeys)
 
 
 def test_a_policy_that_reuses_its_buffers_is_held_to_what_it_said() -> None:

@@ -255,11 +255,14 @@ class Leases(EntityState):
         self.attempts[lost] = MAX_ATTEMPTS + 1  # journaled once
         return again
 
-    def unanswered(self) -> I32:
-        """Running leases whose command was given up."""
+    def unanswered(self, readback: F64, received_ns: I64, tolerance: float) -> I32:
+        """Running leases whose command was given up, but for those that a later read-back shows as obeyed."""
         failed = np.flatnonzero(self.state == FAILED).astype(np.int32)
         given_up = ~np.isnan(self.value[failed]) & (self.attempts[failed] > MAX_ATTEMPTS)
-        return failed[given_up]
+        at = failed[given_up]
+        with np.errstate(invalid="ignore"):
+            obeyed = np.abs(readback[at] - self.value[at]) <= tolerance
+        return at[~obeyed | (received_ns[at] <= self.issued_ns[at])]
 
     def compare(self, readback: F64, received_ns: I64, tolerance: float, now_ns: int) -> I32:
         """Entities whose read-back differs from the setpoint for `MISMATCH_S`; a read-back older than the

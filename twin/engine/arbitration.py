@@ -340,14 +340,14 @@ class ArbitrationPass:
         findings, control, now_ns = self.findings, lease.control, self.view.now_ns
         if not lease.running().any():
             return [r for kind in FOLLOWED for r in findings.clear(f"{kind}/{key}")]
-        silent = self._reported(control, lease.unanswered(), excluded)
+        received_ns = self.view.readback_ns(key)
+        tolerance = max(self.view.site.envelopes[key].deadband, 1e-6)
+        silent = self._reported(control, lease.unanswered(readback, received_ns, tolerance), excluded)
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
             table = self.state.tables[control.table]
             signal = find_signal(f"{control.table}.{control.readback}")
             assert signal is not None  # a control's read-back is of the catalogue
-            received_ns = self.view.readback_ns(key)
-            tolerance = max(self.view.site.envelopes[key].deadband, 1e-6)
             off = _outside(lease.compare(readback, received_ns, tolerance, now_ns), excluded)
             if excluded is not None:
                 lease.differs_ns[excluded] = 0
