@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
-from twin.diagnosis import Topology
+from twin.diagnosis import Topology, finding_of
 from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.silence import RESET_S, _far_apart
 from twin.diagnosis.xids import OFF_BUS_XID
@@ -204,6 +204,8 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     (fault,) = book.faults()
     assert (fault.kind, fault.table, fault.entity, fault.count) == ("gpu_off_bus", "rack", 0, MOST_ALIKE + 1)
     assert "lab/h/r1/node0/gpu0" in fault.evidence[0]
+    title = finding_of(fault, places.site).title
+    assert title == "21 GPUs of lab/h/r1 at once: each has fallen off the bus", "the rack itself has not"
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
     (fault,) = book.faults()
     assert (fault.table, fault.entity) == ("cdu", 0)

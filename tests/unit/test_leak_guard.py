@@ -269,6 +269,18 @@ def missing(twin: Twin) -> bool:
     return any(f.kind == "coolant_loss" for f in twin.engine.diagnosis.faults)
 
 
+def test_missing_coolant_is_no_graver_alarm_each_time_that_a_detector_is_not_read() -> None:
+    """A graver finding is journaled again: once a second for detectors that are read now and then."""
+    twin = guarded()
+    twin.run(3, DRY | FULL)
+    twin.run(15, DRY | FULL | LOW)
+    (heard,) = (f for f in twin.engine.diagnosis.faults if f.kind == "coolant_loss")
+    twin.run(2, DRY | FULL | LOW | {"rack.leak_state": [np.nan, 0.0]})
+    (deaf,) = (f for f in twin.engine.diagnosis.faults if f.kind == "coolant_loss")
+    assert len(deaf.evidence) == len(heard.evidence) + 1
+    assert deaf.count == heard.count
+
+
 def test_coolant_that_is_missing_is_an_alarm_and_a_witness() -> None:
     twin = guarded()
     twin.run(3, DRY | FULL)

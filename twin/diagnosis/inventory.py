@@ -127,12 +127,12 @@ class Inventory(EntityState):
         if again:
             ran_s = (state.now_ns - int(self.began_ns[cdu])) / NS
             evidence.append(f"its fill pump runs for {ran_s:.0f} s, longer than a usual top-up")
+        count = max(len(evidence), 1)  # what reports no more, or again, makes it no graver
         blind = [site.name("rack", r) for r in self._unwatched(state, cdu)]
         if blind:
             more = f" and {len(blind) - MOST_NAMED} more" if len(blind) > MOST_NAMED else ""
             evidence.append(f"no detector reports from {', '.join(blind[:MOST_NAMED])}{more}")
         sure = 0.99 if fallen_pa > 0.0 and again else 0.9
-        count = max(len(evidence), 1)
         return Cause("coolant_loss", "cdu", cdu, "", sure, tuple(evidence), count, 0.0, CLEAR_S)
 
     def _unwatched(self, state: State, cdu: int) -> list[int]:
