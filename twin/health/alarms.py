@@ -8,7 +8,7 @@ a storm ends in one finding that counts the rest. Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -394,13 +394,13 @@ class _Look:
         severity = "warning" if self.facility_alarmed else "critical"  # the cause has an alarm of its own
         many = f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'}"
         where = f"{many} in {racks} {'rack' if racks == 1 else 'racks'}: "
-        title = "Nodes became unusable together"
-        if len(nodes) == 1:
-            title = f"{names[0]} became unusable by a cause outside it"
-        return [Finding("health/shared", severity, title, names,
+        found = Finding("health/shared", severity, "Nodes became unusable together", names,
                         (where + ", ".join(said), *dict.fromkeys(why))[:MOST_EVIDENCE], 1.0,
                         "Check what they share: feed, coolant, network, job. No single node is to blame.",
-                        len(nodes))]  # fmt: skip
+                        len(nodes))  # fmt: skip
+        if len(nodes) == 1:
+            return [replace(found, title=f"{names[0]} became unusable by a cause outside it")]
+        return [found]
 
     # -- lemons, wear, and parts outside nodes
 
