@@ -184,6 +184,16 @@ def test_silence_is_critical_where_a_second_signal_says_that_the_cooling_fails(n
 
 
 @pytest.mark.long
+def test_gpus_of_a_node_that_is_off_are_not_feared_for() -> None:
+    twin, racks = scraped([])
+    nodes = np.arange(twin.site.sizes["node"])
+    twin.run(
+        160, racks | {"rack.flow_lpm": [3.0, 115.0], "node.power_on_state": np.where(nodes < 2, 0.0, 1.0)}
+    )
+    assert found(twin, "beyond/gpu.temp_c/feared").count == 64, "72 but for two nodes"
+
+
+@pytest.mark.long
 def test_silence_is_a_warning_where_the_second_signal_is_silent_too() -> None:
     twin, racks = scraped([])
     lost = racks | {"rack.flow_lpm": 3.0}

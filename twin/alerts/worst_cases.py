@@ -14,13 +14,13 @@ import numpy as np
 from twin.alerts.never_reported import SHOWN_ENTITIES
 from twin.catalogue import F32, F64, I32, Bool, counted, duration, find_signal, quantity, signal_words
 from twin.contracts import Fault, Finding, View
-from twin.diagnosis import FAULT_KINDS
+from twin.diagnosis import finding_of
 from twin.estimation import HEATED
 from twin.site import Site
 from twin.telemetry import GOOD
 
 COOLANT = ("rack.flow_lpm", "rack.supply_temp_c", "rack.return_temp_c", "rack.inlet_temp_c")
-CLOCKS = "gpu.clock_event_bits"
+CLOCKS, POWER_ON = "gpu.clock_event_bits", "node.power_on_state"
 BY_HEAT = 0x60  # thermal slowdown by software and by hardware. source: NVML, nvmlClocksEventReasons
 
 # Deadbands: devices give whole degrees; of other quantities a share of the bound. source: EEMUA 191, which
@@ -70,7 +70,7 @@ def feared_findings(site: Site, view: View, excused: Callable[[str], Bool]) -> l
             continue
         silent = (view.quality(key)[index] != GOOD) & may_exceed(site, view, key, index)
         if silent.any():
-            silent &= ~excused("gpu")[index]
+            silent &= ~(excused("gpu") | _switched_off(site, view))[index]
         if not len(index := index[silent]):
             continue
         spoken, evidence = np.zeros(len(index), np.bool_), list[str]()
@@ -80,6 +80,12 @@ def feared_findings(site: Site, view: View, excused: Callable[[str], Bool]) -> l
         if spoken.any():
             out.append(_finding(site, view, key, index[spoken], evidence))
     return out
+
+
+def _switched_off(site: Site, view: View) -> Bool:
+    """Return the GPUs whose node reports that it is off: they make no heat [n_gpu]."""
+    off: Bool = (view.value(POWER_ON) == 0.0) & (view.quality(POWER_ON) == GOOD)
+    return off[site.node_of_gpu]
 
 
 def _second_signals(site: Site, view: View, gpu: I32) -> Iterator[tuple[Bool, str]]:
@@ -106,7 +112,7 @@ def _second_signals(site: Site, view: View, gpu: I32) -> Iterator[tuple[Bool, st
         if fault.cooling and fault.severity == "critical":
             mask = _served(site, fault, gpu)
             if mask.any():
-                yield mask, FAULT_KINDS[fault.kind].title.format(name=site.name(fault.table, fault.entity))
+                yield mask, finding_of(fault, site).title
 
 
 def _served(site: Site, fault: Fault, gpu: I32) -> Bool:
