@@ -205,7 +205,8 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     assert (fault.kind, fault.table, fault.entity, fault.count) == ("gpu_off_bus", "rack", 0, MOST_ALIKE + 1)
     assert "lab/h/r1/node0/gpu0" in fault.evidence[0]
     title = finding_of(fault, places.site).title
-    assert title == "21 GPUs of lab/h/r1 at once: each has fallen off the bus", "the rack itself has not"
+    first = "lab/h/r1/node0/gpu0 has fallen off the bus"
+    assert title == f"{first}; likewise 20 more GPUs of lab/h/r1", "the rack itself has not"
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
     (fault,) = book.faults()
     assert (fault.table, fault.entity) == ("cdu", 0)
