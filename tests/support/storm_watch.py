@@ -24,7 +24,7 @@ from racktwin_agent.leases import ENDED, RUNNING
 from tests.support.agent_pod import PER_TRAY, Pod
 from tests.support.daemon_process import RunningDaemon
 from tests.support.patience import PATIENCE_S
-from twin.catalogue import NS
+from twin.catalogue import NS, find_control
 from twin.contracts import column
 from twin.run import journal_lines
 
@@ -108,7 +108,9 @@ class Wire:
         span_s = (body["expires_ns"] - body["issued_ns"]) / NS
         if heard_ns > body["expires_ns"] + LATE_S * NS and not body["final"]:
             self.faults.append(f"sent {(heard_ns - body['expires_ns']) / NS:.2f} s after its lease: {body}")
-        if not 0 <= span_s <= LEASE_S:
+        control = find_control(body["control"])
+        assert control is not None, body
+        if not 0 <= span_s <= control.lease_s:
             self.faults.append(f"a lease of {span_s} s: {body}")
         if message.retain:
             self.faults.append(f"a retained request: {body}")
