@@ -166,3 +166,8 @@ def test_a_feeder_with_much_load_beside_its_racks_may_carry_more() -> None:
 def _of_common(pod: Twin) -> set[tuple[str, int, str]]:
     common = copy.deepcopy(pod.engine.diagnosis.reconciliation.common)
     return set(common.find(TickValues(pod.engine.state, pod.engine.diagnosis.topology)))
+
+
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_cdus_are_believed_where_it_is_their_racks_that_moved(factor: float) -> None:
+    assert ("cdu.flow_lpm", 0) not in doubted(times(factor, "rack.flow_lpm"), 20)

@@ -166,10 +166,11 @@ class CommonMode(EntityState):
         read = now["cdu.flow_lpm"]
         ratio = read / racks_lpm
         known = np.isfinite(ratio) & (racks_lpm > 0)
-        apart = known & (self.cdu_ticks >= LEARNS)
-        apart &= (ratio < self.cdu_part / APART) | (ratio > self.cdu_part * APART)
-        apart &= np.abs(racks_lpm / self.cdu_of_racks_lpm - 1.0) <= MOVED_PU
-        calm = known & ~apart
+        far = known & (self.cdu_ticks >= LEARNS)
+        far &= (ratio < self.cdu_part / APART) | (ratio > self.cdu_part * APART)
+        # Where the racks moved, theirs may be the readings that lie: nothing is learned of them
+        apart = far & (np.abs(racks_lpm / self.cdu_of_racks_lpm - 1.0) <= MOVED_PU)
+        calm = known & ~far
         _learn(self.cdu_part, self.cdu_ticks, ratio, calm)
         self.cdu_of_racks_lpm[calm] = racks_lpm[calm]
         now_ns = now.state.now_ns
