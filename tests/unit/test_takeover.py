@@ -127,6 +127,24 @@ def test_a_refused_command_is_repeated_only_while_a_policy_claims_it(claimed: bo
     assert twin.engine.arbiter.leases[LEVEL].running()[0], "it is left to lapse"
 
 
+def test_what_is_claimed_again_in_a_later_term_is_commanded_anew() -> None:
+    wish = Wish()
+    twin = drainable(wish)
+    wish.ask(LEVEL, [0], 3, 3, 3)
+    twin.tick({"node.service_level_state": 0.0})
+    (old,) = twin.commands(LEVEL)
+    wish.proposals = []
+    twin.tick(None, ev.EpochChanged(epoch=2))
+    assert twin.commands(LEVEL) == []
+    wish.ask(LEVEL, [0], 3, 3, 3)
+    twin.tick()
+    (new,) = twin.commands(LEVEL)
+    assert (new.epoch, new.policy) == (2, "wish")
+    assert new.command[0] > old.command[0], "under a number that the journal of this term has"
+    twin.tick()
+    assert twin.commands(LEVEL) == []
+
+
 def drained_before_a_restart(*more: ev.Event, skipped_s: float = 1.0) -> tuple[Twin, Wish]:
     """Nodes 0 and 1 are read back as drained, then a new term of the same daemon begins."""
     twin = drainable(wish := Wish())

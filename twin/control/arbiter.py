@@ -101,6 +101,7 @@ class Arbiter:
         self.advised_verdicts: dict[str, int] = {}  # the same of the advice; made anew in each tick
         self.settling: dict[str, int] = {}  # control -> until when nothing changes, after a takeover
         self.fresh_term = False  # the epoch rose in this very tick: what runs is commanded anew under it
+        self.first_of_term = 0  # number of its first command
 
     def rehearsal(self) -> Arbiter:
         """An arbiter under the same mode over the shadow leases: what it commands is advice."""
@@ -235,7 +236,10 @@ class Arbiter:
         doubted = self._spare_doubted(done, lease)
         touched = ~np.isnan(done.value)
         # Where nothing runs, the lease's value is NaN, which differs from any
-        new = np.flatnonzero(touched & (done.value != lease.value)).astype(np.int32)
+        changed = done.value != lease.value
+        if not self.fresh_term:  # what no policy claimed as the term began, and one claims again
+            changed |= lease.command < self.first_of_term
+        new = np.flatnonzero(touched & changed).astype(np.int32)
         by = done.by[new]
         batches: list[CommandBatch] = []
         for number, claim in enumerate(done.claims):
@@ -397,6 +401,8 @@ class Arbiter:
     def begin_term(self, epoch: int, adopt: bool, now_ns: int) -> None:
         """Lead under this epoch. With `adopt` nothing that ran here counts: another daemon has led since."""
         self.fresh_term = epoch > self.epoch or adopt
+        if self.fresh_term:
+            self.first_of_term = self.next_command
         self.epoch = epoch
         if adopt:
             for lease in self.leases.values():
@@ -481,7 +487,7 @@ class Arbiter:
         """This arbiter for a changed site."""
         out = Arbiter(site)
         out.next_command, out.epoch, out.mode = self.next_command, self.epoch, self.mode
-        out.fresh_term = self.fresh_term
+        out.fresh_term, out.first_of_term = self.fresh_term, self.first_of_term
         out.settling = {key: at for key, at in self.settling.items() if out.leases[key].n}
         for key, lease in self.leases.items():
             out.leases[key].adopt(lease, old_of_new)
@@ -493,13 +499,14 @@ class Arbiter:
     def dump(self) -> dict[str, Any]:
         """Everything, for a snapshot or a checksum."""
         own: dict[str, Any] = {"next_command": self.next_command, "epoch": self.epoch, "mode": self.mode}
-        own["settling"] = self.settling
+        own["settling"], own["first_of_term"] = self.settling, self.first_of_term
         own |= {"verdicts": self.verdicts, "leases": {k: v.dump() for k, v in self.leases.items()}}
         return own | {"shadow": {k: v.dump() for k, v in self.shadow.items()}}
 
     def restore(self, data: dict[str, Any]) -> None:
         """Take over what `dump` gave."""
         self.next_command, self.epoch, self.mode = data["next_command"], data["epoch"], data["mode"]
+        self.first_of_term = data.get("first_of_term", 0)  # one of a version before has none
         self.verdicts, settling = dict(data["verdicts"]), data["settling"]
         # In the order of the leases, as it was made: a snapshot sorts its keys.
         self.settling = {key: settling[key] for key in self.leases if key in settling}
