@@ -64,7 +64,7 @@ def test_a_wet_tray_is_its_leak_and_a_second_tray_makes_it_the_racks() -> None:
 
 
 def test_a_wet_tray_that_the_building_alone_reports_is_a_leak_of_its_rack() -> None:
-    """Where agents report no trays, at once; where all trays report that they are dry, a lasting warning."""
+    """It is a leak at once if agents report no trays, and a lasting warning if all trays report dry."""
     silent = {key: value for key, value in QUIET.items() if key != "node.leak_state"}
     wet = {"rack.tray_leak_state": one(2, 0)}
     pod = Twin(two_racks())
