@@ -109,7 +109,7 @@ def drainable(*policies: Any) -> Twin:
 @pytest.mark.parametrize("claimed", [True, False])
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_a_refused_command_is_repeated_only_while_a_policy_claims_it(claimed: bool, epoch: int) -> None:
-    """What keeps its value may be another's by now, in this term and in the next."""
+    """A value that stays may be another's by now, in this term and in the next."""
     wish = Wish()
     twin = drainable(wish)
     wish.ask(LEVEL, [0], 3, 3, 3)
