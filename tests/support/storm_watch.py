@@ -155,11 +155,13 @@ class Leases(Watcher):
         return sum(node.book.running() for node in self.pod.fleet.nodes.values())
 
     def lapsed(self) -> bool:
-        """Return True if all leases have ended, each device at its safe value."""
+        """Return True if all leases have ended, each device at its safe value or, where its cap was given
+        back before, as it was found."""
         for path, node in self.pod.fleet.nodes.items():
             for key, lease in list(node.book.leases.items()):
                 limit_w = self.pod.devices[path]._limit[int(key.name[3:])]
-                if lease.phase != ENDED or (lease.lapse is not None and limit_w != lease.lapse):
+                given_back = limit_w == lease.value == FULL_W
+                if lease.phase != ENDED or not (lease.lapse in (None, limit_w) or given_back):
                     return False
         return True
 
