@@ -55,6 +55,7 @@ class TableReadings:
         self.state, self.topology, self.table, self.part = state, topology, table, part
         self.column, self.rates = state.tables[table], dict[str, F64]()
         self._read: dict[str, F64] = {}
+        self._sums: dict[str, tuple[F64, F64]] = {}
 
     def __getitem__(self, name: str) -> F64:
         if name not in self._read:
@@ -73,7 +74,8 @@ class TableReadings:
 
     def mean(self, key: str) -> F64:
         """Return the mean of a signal over the entities of another table below."""
-        out: F64 = self._below(key) / self._below(key, ones=True)
+        sums, counts = self._below(key)
+        out: F64 = sums / counts
         return out
 
     def moved(self, name: str) -> F64:
@@ -84,15 +86,20 @@ class TableReadings:
 
     def total(self, key: str) -> F64:
         """Return the sum of a signal over the entities of another table below."""
-        return self._below(key)
+        return self._below(key)[0]
 
-    def _below(self, key: str, ones: bool = False) -> F64:
-        child, _, name = key.partition(".")
-        value = TableReadings(self.state, self.topology, child, slice(None))[name]
-        at = self.topology.above(child, self.table)
-        known = np.isfinite(value) & (at >= 0)
-        out = np.bincount(at[known], None if ones else value[known], self.topology.sizes[self.table])
-        return np.where(out > 0, out, np.nan)[self.part]
+    def _below(self, key: str) -> tuple[F64, F64]:
+        """Return the sum and the count of a signal over the entities of another table below; NaN for none."""
+        if key not in self._sums:
+            child, _, name = key.partition(".")
+            value = TableReadings(self.state, self.topology, child, slice(None))[name]
+            at, n = self.topology.above(child, self.table), self.topology.sizes[self.table]
+            known = np.isfinite(value) & (at >= 0)
+            sums, counts = np.bincount(at[known], value[known], n), np.bincount(at[known], None, n)
+            self._sums[key] = (
+                np.where(sums > 0, sums, np.nan)[self.part], np.where(counts > 0, counts, np.nan)[self.part],
+            )  # fmt: skip
+        return self._sums[key]
 
 
 @dataclass(frozen=True, slots=True)
