@@ -221,7 +221,8 @@ def test_both_courses_are_what_drawn_lives_give(
     lost_h = (
         sum(x[key] for key in ("lost_s", "next_s", "usual_s", "period_s", "durable_s", "notice_s")) / HOUR
     )
-    dearest_h = x["job_gpus"] * (lost_h + (x["restart_s"] + x["queue_s"]) / HOUR) + x["node_gpus"] * 24.0
+    dearest_h = x["job_gpus"] * (lost_h + (x["restart_s"] + x["queue_s"]) / HOUR)
+    dearest_h += x["node_gpus"] * DAY / HOUR
     for mine, drawn in ((found.act_gpu_h, act_h), (found.wait_gpu_h, wait_h)):
         error = drawn.std() / np.sqrt(n) * 5.0 + 14.0 / n * dearest_h
         assert mine[0] == pytest.approx(drawn.mean(), abs=error + 2e-3 * drawn.mean() + 1e-6)
