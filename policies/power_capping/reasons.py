@@ -140,7 +140,7 @@ class LimitReasons:
         want, limit, give = (text.quantity(x, "W") for x in (want_w, limit_w, want_w - planned_w))
         kept = f" less {100 * self.margin_pu:.3g} %" if self.margin_pu else ""
         return (
-            f"; {want} {'expected' if short else 'possible'}, limit {limit}{kept}, {give} to give "
+            f"; {want} {'expected' if short else 'possible'}, limit {limit}{kept}, {give} to cut "
             f"(at {text.utc(at_ns, '%H:%M:%S')} UTC)"
         )
 

@@ -163,12 +163,12 @@ def test_the_widest_place_is_named_and_no_more_than_so_many(root_w: int) -> None
 
 FIGURES = re.compile(
     "the demand below lab/h/b is more than its budget if the other side fails; "
-    r"([\d.]+) kW expected, limit ([\d.]+) kW less 2 %, ([\d.]+) kW to give \(at (\d\d:\d\d:\d\d) UTC\)"
+    r"([\d.]+) kW expected, limit ([\d.]+) kW less 2 %, ([\d.]+) kW to cut \(at (\d\d:\d\d:\d\d) UTC\)"
 )
 
 
 def figures_of(loop: Loop) -> tuple[float, float, float, str]:
-    """(kW expected, kW limit, kW to give, instant) of the only reason."""
+    """(kW expected, kW limit, kW to cut, instant) of the only reason."""
     (reason,) = {p.reason for p in loop.twin.engine.in_force["power_cap"]}
     found = FIGURES.fullmatch(reason)
     assert found is not None, reason

@@ -71,9 +71,9 @@ function unheard(): string[] {
 }
 
 // The caps in force while nothing is wrong; the policies list the other commands.
-function heldNow(): string {
+function Capped() {
   const caps = live.state!.commanded.filter((c: any) => c.control.endsWith("power_cap_w")).sort((a: any, b: any) => b.count - a.count)[0];
-  return caps ? `; ${counted(caps.control, caps.count)} ${caps.count === 1 ? "is" : "are"} capped${caps.reasons[0] ? `, as ${brief(caps.reasons[0])}` : ""}` : "";
+  return caps ? <>; {counted(caps.control, caps.count)} {caps.count === 1 ? "is" : "are"} capped{caps.reasons[0] && <span class="soft">, as {brief(caps.reasons[0])}</span>}</> : null;
 }
 
 // A problem that a page finds beside the alarms of the daemon.
@@ -90,7 +90,7 @@ export function Wrong({ more = [] }: { more?: Grave[] }) {
   const fine = over.total ? `No alarm stands; ${plural(over.total, "cleared alarm")} not acknowledged` : guarded ? `${GLYPHS.info} No alarm stands` : "✓ Nothing is wrong";
   return <Panel title="What is wrong, and what is done about it" class="wrong-panel" more={<a href="#/alarms">All alarms</a>}>
     <p class={`headline ${c.critical || more.some((g) => g.severity === "critical") ? "h-critical" : c.warning || missing.length || parts.length || more.length ? "h-warning" : c.info || over.total || guarded ? "h-info" : "h-ok"}`}>
-      {calm ? `${fine}${heldNow()}` : [more.length && `${plural(more.length, "problem")} in the fleet`, head].filter(Boolean).join(", ") || "No alarms, but not everything reports"}
+      {calm ? <>{fine}<Capped /></> : [more.length && `${plural(more.length, "problem")} in the fleet`, head].filter(Boolean).join(", ") || "No alarms, but not everything reports"}
       {c.shelved ? <span class="soft"> · {c.shelved} shelved</span> : null}{c.suppressed ? <span class="soft"> · {c.suppressed} suppressed as consequences</span> : null}
     </p>
     {more.map((g) => <p class={`wrong w-${g.severity}`}><span class="mark" aria-hidden="true">{GLYPHS[g.severity]}</span><span>{title(g.text)}</span></p>)}
