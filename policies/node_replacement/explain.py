@@ -582,7 +582,7 @@ def _metrics(present: Present) -> tuple[KeyFigure, ...]:
     add(
         "breaker_open",
         int(bool(present.breaker["open"])),
-        "1 while none is withdrawn, as too many nodes became suspect at once",
+        "1 while withdrawals are stopped, as too many nodes became suspect at once",
     )
     add("held", present.breaker["nodes"], "nodes that the breaker holds back")
     total = score(present.memory)

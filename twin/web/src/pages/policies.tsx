@@ -31,7 +31,7 @@ export function Policies({ name }: { name: string }) {
         {acts.map((c: any) => <p>{title(holding(c))} <span class="soft">until {instant(c.expires_ns)} unless renewed{c.reasons.length > 0 && `: ${c.reasons.map(brief).join("; ")}`}</span></p>)}
         {would.map((c: any) => <p><span class="chip">preview</span> {title(wouldHold(c))} <span class="soft">{c.reasons.map(brief).join("; ")}</span></p>)}
         {!acts.length && !would.length && <Empty>{p.authority === "off" ? "The policy does not run." : s.mode === "normal" ? p.authority === "act" ? "No command is in force." : "The policy would command nothing now." : "Commands are released: racktwin does not send the proposals of this policy."}</Empty>}
-        {one ? <><Topics policy={p.name} /><Settings p={p} /></> : <p><a href={`#/policies/${p.name}`}>Explanation, {plural(p.settings.length, "setting")}</a> · controls {p.controls.map((c: string) => control(c)).join(", ")}</p>}
+        {one ? <><Topics policy={p.name} /><Settings p={p} /></> : <p><a href={`#/policies/${p.name}`}>Explanation, {plural(p.settings.length, "setting")}</a> · controls {[...new Set(p.controls.map((c: string) => control(c)))].join(", ")}</p>}
       </Panel>;
     })}</div>
     {one && <p><a href="#/policies">All policies</a></p>}

@@ -61,7 +61,7 @@ export function Replacement() {
       <ul class="plain">{h.worst.map((r: any) => <li><Tag kind={r.level}>{r.level}</Tag> <Entity name={r.name} table="node" /> {brief(r.why ?? "")} {r.action !== "none" && r.action !== "watch" && <b>{title(r.do)}. </b>}<span class="soft">{r.failed_words ? r.failed_words : known(r.day?.mean) && `fails within a day: ${num(100 * r.day.mean, 2)} %`}{r.lemon && " · a lemon"}</span></li>)}</ul>
       {h.stand_out > h.worst.length && <p class="soft">and {num(h.stand_out - h.worst.length)} more</p>}
     </Panel>
-    {policiesOf("node").map((p) => <Panel key={p} title={`${title(p.replaceAll("_", " "))}: nodes in replacement, spares`}><Topics policy={p} /></Panel>)}
+    {policiesOf("node").map((p) => <Panel key={p} title={title(p.replaceAll("_", " "))}><Topics policy={p} /></Panel>)}
     <Panel title="Report work on a node" more={<div class="row">
       <Act small label="Repaired" title="Report a repair" fields={[{ name: "node", label: "Node", needed: true, hint: "Such as r01/node3" }, REASON]} send={(v) => ({ method: "POST", path: `nodes/${part(v.node)}/repaired`, body: { reason: v.reason } })} />
     </div>}><p class="soft">After a repair is reported, the node can be tested and returned to service.</p></Panel>
