@@ -223,7 +223,7 @@ CASES = {
     "a value that a policy acts on": (
         _hotter,
         40,
-        "kind: recorded 'renewal at tick 52', replayed 'proposals at tick 40'",
+        "kind: recorded 'renewal at tick 50', replayed 'proposals at tick 40'",
     ),
     "a value that nobody acts on, at the next mark": (
         lambda run: _watt(run, MARK),

@@ -184,9 +184,9 @@ class Leases(EntityState):
         self.found[mine] = self.lapsed[mine] = np.nan
 
     def due(self, now_ns: int, at: I32 | slice = slice(None)) -> Bool:
-        """Mask of the leases `at` [k] that run and have less than half of their time left."""
+        """Mask of the leases `at` [k] that run and have at most half of their time left."""
         soon_ns = now_ns + round(self.control.lease_s * NS / 2)
-        return ~np.isnan(self.value[at]) & (self.expires_ns[at] < soon_ns)
+        return ~np.isnan(self.value[at]) & (self.expires_ns[at] <= soon_ns)
 
     def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
         """Note a sink's answer; False if it speaks of another device or a superseded command."""
