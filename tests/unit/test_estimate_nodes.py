@@ -39,10 +39,9 @@ class Racks:
         self.overhead_w = design.rack_overhead_w * np.resize([0.8, 1.3], self.site.sizes["rack"])
         self.late: deque[Any] = deque(maxlen=delay_s + 1)
         self.second, self.level, self.moves_s = 0, 600.0, 15
-        self.fan_pu, self.fan_w = (
-            0.0,
-            np.zeros(self.n),
-        )  # of what GPUs and CPUs draw, in a quarter of a minute
+        # Fans of a node, and those that a rack shares, by what GPUs and CPUs draw, in a quarter of a minute
+        self.fan_pu, self.shared_pu, self.fan_w = 0.0, 0.0, np.zeros(self.n)
+        self.busy_pu = np.ones(self.n)
         self.node_w = np.zeros(self.n)
         self.residuals: dict[str, Residual] = {}
         self.factors: dict[str, Any] = {}  # on readings
@@ -54,10 +53,14 @@ class Racks:
         if self.second % self.moves_s == 0:
             self.level = float(self.rng.uniform(250.0, 1100.0))
         self.second += 1
-        gpu_w = self.level * self.rng.uniform(0.97, 1.03, self.site.sizes["gpu"])
-        cpu_w = 200.0 + 0.2 * self.level
+        level = self.level * self.busy_pu
+        gpu_w = level[self.site.node_of_gpu] * self.rng.uniform(0.97, 1.03, self.site.sizes["gpu"])
+        cpu_w = 200.0 + 0.2 * level
         inner = gpu_w.reshape(self.n, -1).sum(axis=1) + cpu_w
-        self.fan_w += (self.fan_pu * inner - self.fan_w) * -np.expm1(-1.0 / 15.0)
+        rack = self.site.rack_of_node
+        mean = (self.site.sum_by_rack("node", inner) / np.bincount(rack))[rack]
+        fans = self.fan_pu * inner + self.shared_pu * mean
+        self.fan_w += (fans - self.fan_w) * -np.expm1(-1.0 / 15.0)
         self.node_w = self.other_w + self.loss * inner + self.fan_w
         rack_w = self.overhead_w + 1.012 * self.site.sum_by_rack("node", self.node_w)
         self.late.append(rack_w)
@@ -226,6 +229,20 @@ def test_fans_that_follow_a_step_late_are_no_surprise() -> None:
     assert max(far) < 3.0
     r = racks.step({"node.power_w": racks.node_w * 1.15})["node.power_w"]
     assert (r.difference > 4.0 * r.sigma).all(), "steady again, a meter that is off stands out"
+
+
+def test_fans_that_speed_up_for_the_work_of_neighbours_are_no_surprise() -> None:
+    """Learned while half of the nodes idled; then all of them work."""
+    racks = Racks(tree=eight_nodes())
+    racks.shared_pu, racks.busy_pu[4:], racks.moves_s, far = 0.08, 0.2, 10_000, []
+    racks.run(1200)
+    racks.busy_pu[4:] = 1.0
+    for _ in range(300):
+        r = racks.step()["node.power_w"]
+        far.append(np.abs(r.difference / r.sigma)[:4].max())
+    assert max(far) < 4.0
+    r = racks.step({"node.power_w": racks.node_w * 1.15})["node.power_w"]
+    assert (r.difference > 4.0 * r.sigma)[:4].all(), "a meter that is off stands out beside the same fans"
 
 
 @pytest.mark.parametrize("delay_s", [2, 3])

@@ -38,8 +38,11 @@ OVERHEAD_SPREAD_PU, OVERHEAD_SPREAD_W = 0.4, 300.0  # source: estimate
 SHARE_SPREAD = 0.1  # of a node's power that its first supply carries; source: estimate
 ERROR_PU, FLOOR_PU = 0.01, 0.003  # of one reading, of the highest power; source: estimate
 # Fans follow the heat late: for so long, and with so much of how far the power has moved, in air and beside
-# coolant; source: estimate, fans of full speed draw 5-10 % of a server in air
+# coolant. Nodes of a rack may share fans or warm each other's air: the same share of how far the rack's mean
+# has moved away from the node, since the node was learned; source: estimate, fans of full speed draw 5-10 %
+# of a server in air
 FAN_S, FAN_PU, FAN_LIQUID_PU = 30.0, 0.05, 0.005
+MEMORY_S = 3600.0  # of relations
 DELAYS_S = (0.0, 1.0, 2.0, 3.0, 4.0)  # that a rack's reading may have; source: estimate
 DELAY_MEMORY_S = 900.0  # of how well each delay fits; source: estimate
 DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; source: estimate
@@ -71,7 +74,7 @@ class Linear(EntityState):
     noise: ResidualNoise = part()
 
     def __init__(
-        self, name: str, prior: F64, spread: F64, error: F64, floor: F64, memory_s: float = 3600.0
+        self, name: str, prior: F64, spread: F64, error: F64, floor: F64, memory_s: float = MEMORY_S
     ) -> None:
         table = name.partition(".")[0]
         self.name = name
@@ -189,6 +192,7 @@ class NodeEstimator(EntityState):
     """Residuals and learned parameters of nodes, and of racks by the power of their nodes."""
 
     calm_w: F64 = column("node", "f8", np.nan)  # lag of what GPUs and CPUs draw
+    apart_w: F64 = column("node", "f8", np.nan)  # lag of the rack's mean of that over the node's own
     sum_ns: I64 = column("rack", "i8")  # when all nodes of a rack were last known
     rack_ns: I64 = column("rack", "i8")
     misfit: F64 = column("rack", "f8", lead=(len(DELAYS_S),))
@@ -282,11 +286,18 @@ class NodeEstimator(EntityState):
         return out
 
     def _fans(self, inner_w: F64, dt_s: float) -> F64:
-        """Return 1 sigma [n_node], W, for fans that have not settled at the present heat."""
+        """Return 1 sigma [n_node], W, for fans that have not settled at the present heat, and for fans that
+        follow neighbours."""
         known = np.isfinite(inner_w)
-        np.copyto(self.calm_w, inner_w, where=known & np.isnan(self.calm_w))
-        self.calm_w += np.where(known, (inner_w - self.calm_w) * -np.expm1(-dt_s / FAN_S), 0.0)
-        return filled(self._fan_pu * np.abs(inner_w - self.calm_w))
+        each = np.where(known, inner_w, 0.0), known.astype(np.float64)
+        sums_w, counts = (self.site.sum_by_rack("node", x) for x in each)
+        apart_w = (sums_w / counts)[self.site.rack_of_node] - inner_w
+        off_w = []
+        for now_w, lag_w, lag_s in ((inner_w, self.calm_w, FAN_S), (apart_w, self.apart_w, MEMORY_S)):
+            np.copyto(lag_w, now_w, where=known & np.isnan(lag_w))
+            lag_w += np.where(known, (now_w - lag_w) * -np.expm1(-dt_s / lag_s), 0.0)
+            off_w.append(now_w - lag_w)
+        return filled(self._fan_pu * np.hypot(*off_w))
 
     def _of_gpus(self, gpu_w: F64) -> F64:
         """Return the sum over each node's GPUs [n_node]; NaN if one is unknown."""
