@@ -249,3 +249,30 @@ def test_a_total_that_stands_still_is_accused() -> None:
     begun_s = EVERY * (LEARNS + 2)
     assert accused(with_energy(begun_s, 1, 1)) == set()
     assert {key for key, _ in accused(with_energy(begun_s + 60, 1, 1, begun_s))} == {"gpu.energy_mj"}
+
+
+def with_frozen_meter(name: str) -> Twin:
+    """A rack that rests, in which a meter of a node stands still; then load comes that swings."""
+    pod, rng = Twin(two_racks()), np.random.default_rng(5)
+    n, stuck = pod.site.sizes["node"], 0.0
+    for second in range(EVERY * (LEARNS + 2) + 200):
+        loaded = second >= EVERY * (LEARNS + 2) + 120
+        node_w = (5000.0 + 1500.0 * (second % 20 < 5) if loaded else 1600.0) * (1 + rng.normal(0, 0.004, n))
+        values: dict[str, Any] = {
+            "node.power_w": node_w,
+            "node.psu1_power_w": 0.5 * node_w * (1 + rng.normal(0, 0.004, n)),
+            "node.psu2_power_w": 0.5 * node_w * (1 + rng.normal(0, 0.004, n)),
+            "rack.power_w": (pod.site.sum_by_rack("node", node_w) + 300.0) * (1 + rng.normal(0, 0.004, 2)),
+        }
+        if second < EVERY * (LEARNS + 2):
+            stuck = float(values[name][0])
+        else:
+            values[name][0] = stuck
+        pod.tick(values)
+    return pod
+
+
+@pytest.mark.parametrize("name", ["node.power_w", "node.psu2_power_w"])
+def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str) -> None:
+    faults = with_frozen_meter(name).engine.diagnosis.faults
+    assert [(f.kind, f"{f.table}.{f.signal}", f.entity) for f in faults] == [("sensor_frozen", name, 0)]

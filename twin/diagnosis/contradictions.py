@@ -3,9 +3,9 @@
 Each law is a quantity of one entity that its physics keeps in a narrow range whatever the load: the sum of
 two supplies over the power of their node, the apparent power over voltage times current, the memory of a GPU
 over its chip, or 1 while a state says what a reading refutes. The range of each entity is learned, and a
-quantity far outside of it accuses the reading that has moved most since it was inside. The distances are
-effect sizes that noise does not reach: the comparisons of the estimator find what is smaller. An entity
-that never kept a law is not judged by it.
+quantity far outside of it accuses the reading that stands still, or else the one that has moved most since it
+was inside. The distances are effect sizes that noise does not reach: the comparisons of the estimator find
+what is smaller. An entity that never kept a law is not judged by it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.diagnosis.cause import Cause
+from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.telemetry import GOOD, EntityState, State, keyed, records
@@ -49,10 +50,12 @@ STALLS, FORGETS_WAIT = 2.0, 0.05
 
 class TableReadings:
     """Good readings of a part of a table, by the names of its signals; NaN elsewhere. `rates`: growth of its
-    counters, thousandths of a unit per second."""
+    counters, thousandths of a unit per second. `watch`: the checks that know gauges that stand still."""
 
-    def __init__(self, state: State, topology: Topology, table: str, part: slice) -> None:
-        self.state, self.topology, self.table, self.part = state, topology, table, part
+    def __init__(
+        self, state: State, topology: Topology, table: str, part: slice, watch: SensorChecks | None = None
+    ) -> None:
+        self.state, self.topology, self.table, self.part, self.watch = state, topology, table, part, watch
         self.column, self.rates = state.tables[table], dict[str, F64]()
         self._read: dict[str, F64] = {}
         self._sums: dict[str, tuple[F64, F64]] = {}
@@ -71,6 +74,13 @@ class TableReadings:
         rated_w = self.topology.site.design.gpu_max_w[self.topology.site.rack_of_gpu[self.part]]
         out: Bool = self["power_w"] > BUSY_PU * rated_w
         return out
+
+    def is_frozen(self, name: str, k: int) -> bool:
+        """Return True if a gauge stands still for longer than it ever did."""
+        meters = None if self.watch is None else self.watch.meters.get(self.table)
+        if meters is None or name not in meters.names:
+            return False
+        return bool(meters.frozen[meters.index(name), self.part.start + k])
 
     def mean(self, key: str) -> F64:
         """Return the mean of a signal over the entities of another table below."""
@@ -283,6 +293,7 @@ class Accusation:
     entity: int
     signal: str
     words: str
+    kind: str = "sensor_biased"
 
     @property
     def key(self) -> tuple[str, int]:
@@ -312,7 +323,9 @@ class Contradictions(EntityState):
                 self.laws.setdefault(law.table, []).append(law)
         self._slices = {t: -(-topology.sizes[t] // SLICE) for t in self.laws}
 
-    def causes(self, state: State, in_maintenance: Mapping[str, Bool]) -> list[Cause]:
+    def causes(
+        self, state: State, in_maintenance: Mapping[str, Bool], watch: SensorChecks | None = None
+    ) -> list[Cause]:
         """Return the suspected sensors of one table, or of a part of a large one."""
         for turn, (table, laws) in enumerate(self.laws.items()):
             parts, n = self._slices[table], self.topology.sizes[table]
@@ -321,9 +334,10 @@ class Contradictions(EntityState):
                 continue
             part = slice(at * n // parts, (at + 1) * n // parts)
             with np.errstate(all="ignore"):
-                self._look(TableReadings(state, self.topology, table, part), laws, in_maintenance.get(table))
+                look = TableReadings(state, self.topology, table, part, watch)
+                self._look(look, laws, in_maintenance.get(table))
         return [
-            Cause("sensor_biased", a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S)
+            Cause(a.kind, a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S)
             for a in self.accused.values()
         ]
 
@@ -467,13 +481,18 @@ class Contradictions(EntityState):
             if inside and not broken[entity - begin]:
                 del self.accused[law_key, entity]
         for k in np.flatnonzero(broken & off).tolist()[:NAMED]:
-            suspect, words = self._suspect(look, law, k)
-            accusation = Accusation(law.key, law.table, begin + k, suspect, words)
+            suspect, kind, words = self._suspect(look, law, k)
+            accusation = Accusation(law.key, law.table, begin + k, suspect, words, kind)
             if suspect != law.mean:
                 self.accused[accusation.key] = accusation
 
-    def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str]:
-        """Return the reading with the largest change since the law held, and the evidence."""
+    def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str, str]:
+        """Return the reading that stands still, or else the one with the largest change since the law held,
+        the kind of its fault, and the evidence."""
+        kind = "sensor_biased"
+        if still := [name for name in law.suspects if look.is_frozen(name, k)]:
+            stands = amount(f"{law.table}.{still[0]}", float(look[still[0]][k]))
+            return still[0], "sensor_frozen", f"it stands still at {stands}: {law.words}"
         suspect, most = law.suspects[0], -1.0
         for name in law.moving:
             value = float(look.moved(name)[k])
@@ -484,10 +503,9 @@ class Contradictions(EntityState):
             if moved > most:
                 suspect, most = name, moved
         if suspect in look.rates:
-            return (
-                suspect,
-                f"it grows by {amount(f'{law.table}.power_w', float(look.rates[suspect][k]))}: {law.words}",
-            )
+            growth = amount(f"{law.table}.power_w", float(look.rates[suspect][k]))
+            return suspect, kind, f"it grows by {growth}: {law.words}"
         if suspect == law.mean:
-            return suspect, ""
-        return suspect, f"it reads {amount(f'{law.table}.{suspect}', float(look[suspect][k]))}: {law.words}"
+            return suspect, kind, ""
+        reads = amount(f"{law.table}.{suspect}", float(look[suspect][k]))
+        return suspect, kind, f"it reads {reads}: {law.words}"

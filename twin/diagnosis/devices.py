@@ -164,11 +164,11 @@ class DeviceFaults(EntityState):
         dark: dict[str, Bool],
         still: dict[str, Bool],
         node_power: Residual | None,
-        disturbed: Callable[[str, int], Bool | None] = lambda _, __: None,
+        disturbed: Callable[[str, int, str, int], Bool | None] = lambda *_: None,
     ) -> list[Cause]:
         """Single sensors that stand still or jump; `dark` [n]: devices reported as a whole or without data;
         `still` [n]: devices whose readings may stand still; `disturbed`: rows of a comparison that a
-        fault of a device stirs, and that so confirm nothing."""
+        fault beside a device stirs, and that so confirm nothing."""
         out: list[Cause] = []
         for table, meters in watch.meters.items():
             if not meters.anything:
@@ -371,7 +371,9 @@ def _part(state: State, name: str, part: slice) -> F32:
     return value
 
 
-def _agrees(key: str, entity: int, tracks: Tracks, disturbed: Callable[[str, int], Bool | None]) -> bool:
+def _agrees(
+    key: str, entity: int, tracks: Tracks, disturbed: Callable[[str, int, str, int], Bool | None]
+) -> bool:
     """A jump of power may be the work's: its own comparisons must have jumped as well, if there are any, and
     not for a fault that disturbs them."""
     own = tracks.judging(key)
@@ -382,7 +384,7 @@ def _agrees(key: str, entity: int, tracks: Tracks, disturbed: Callable[[str, int
         return key not in POWERED
     for name, track in own.items():
         if float(track.wild[entity]) >= CONFIRMED_WILD:
-            rows = disturbed(name, len(track.wild))
+            rows = disturbed(name, len(track.wild), key.partition(".")[0], entity)
             if rows is None or not rows[entity]:
                 return True
     return False

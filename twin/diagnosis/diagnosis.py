@@ -147,7 +147,7 @@ class Diagnosis(EntityState):
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)
-        causes += self.contradictions.causes(state, in_maintenance)
+        causes += self.contradictions.causes(state, in_maintenance, self.watch)
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)
         dry, heated = idle.dry_gpus(), self._slowed
@@ -158,7 +158,7 @@ class Diagnosis(EntityState):
         )
         idle.switch_off(self.silence.burnt)
         causes += self.devices.weather(state, in_maintenance)
-        disturbed = self.downstream.stirred
+        disturbed = self.downstream.disturbed
         causes += self.devices.sensors(
             self.watch, self.tracks, self._dark(), idle.masks(), node_power, disturbed
         )

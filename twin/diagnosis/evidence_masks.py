@@ -8,7 +8,7 @@ that feeds only these: a meter of an idle device repeats its reading.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -113,13 +113,21 @@ class DownstreamMask(EntityState):
 
     def stirred(self, relation: str, n: int) -> Bool | None:
         """Return the rows [n] of a comparison that a fault of a device disturbs; None for none."""
-        return self._downstream(relation, n, sensors=False)
+        return self._downstream(relation, n, lambda _: False)
 
-    def _downstream(self, relation: str, n: int, sensors: bool) -> Bool | None:
+    def disturbed(self, relation: str, n: int, table: str, entity: int) -> Bool | None:
+        """Return the rows [n] of a comparison that a fault of a device disturbs, or a sensor of another
+        device that stands still; None for none. `table`, `entity`: the device of a suspected sensor."""
+        return self._downstream(
+            relation, n, lambda c: c.kind == "sensor_frozen" and (c.table, c.entity) != (table, entity)
+        )
+
+    def _downstream(self, relation: str, n: int, counts: Callable[[Support], bool]) -> Bool | None:
+        """Return the rows [n] behind faults of devices, and behind the sensors that count."""
         out: Bool | None = None
         for cause in self.causes.values():
             sensor = cause.kind.startswith("sensor_")
-            if sensor and not sensors:
+            if sensor and not counts(cause):
                 continue
             rows = self._of_sensor(cause, relation) if sensor else self._stirred(cause, relation, n)
             if rows is not None:
@@ -129,7 +137,7 @@ class DownstreamMask(EntityState):
 
     def covered(self, relation: str, n: int) -> Bool | None:
         """Return the rows [n] of a comparison downstream of a fault; None for none."""
-        out = self._downstream(relation, n, sensors=True)
+        out = self._downstream(relation, n, lambda _: True)
         table = relation.partition(".")[0]
         if table in ("gpu", "rack") and self.dry_ns.any() and n == self.topology.sizes[table]:
             settles = (self.dry_ns > 0) & (self.dry_ns < self._now_ns)
