@@ -251,12 +251,12 @@ def test_a_total_that_stands_still_is_accused() -> None:
     assert {key for key, _ in accused(with_energy(begun_s + 60, 1, 1, begun_s))} == {"gpu.energy_mj"}
 
 
-def with_frozen_meter(name: str) -> Twin:
-    """A rack that rests, in which a meter of a node stands still; then load comes that swings."""
+def with_frozen_meter(name: str, rest_s: int) -> Twin:
+    """A rack that rests, in which a meter of a node stands still; after `rest_s` load comes that swings."""
     pod, rng = Twin(two_racks()), np.random.default_rng(5)
     n, stuck = pod.site.sizes["node"], 0.0
-    for second in range(EVERY * (LEARNS + 2) + 200):
-        loaded = second >= EVERY * (LEARNS + 2) + 120
+    for second in range(EVERY * (LEARNS + 2) + rest_s + 80):
+        loaded = second >= EVERY * (LEARNS + 2) + rest_s
         node_w = (5000.0 + 1500.0 * (second % 20 < 5) if loaded else 1600.0) * (1 + rng.normal(0, 0.004, n))
         values: dict[str, Any] = {
             "node.power_w": node_w,
@@ -272,7 +272,8 @@ def with_frozen_meter(name: str) -> Twin:
     return pod
 
 
+@pytest.mark.parametrize("rest_s", [20, 120], ids=["briefly", "for long"])
 @pytest.mark.parametrize("name", ["node.power_w", "node.psu2_power_w"])
-def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str) -> None:
-    faults = with_frozen_meter(name).engine.diagnosis.faults
+def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str, rest_s: int) -> None:
+    faults = with_frozen_meter(name, rest_s).engine.diagnosis.faults
     assert [(f.kind, f"{f.table}.{f.signal}", f.entity) for f in faults] == [("sensor_frozen", name, 0)]

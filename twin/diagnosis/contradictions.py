@@ -44,6 +44,8 @@ LEAST_SET_C = TABLES["cdu"].control_by_name["supply_temp_target_c"].low
 LOOP_MOST_PU, LOOP_LEAST_PU = 0.8, 5e-4  # of the power of its racks, for their cooling; source: estimate
 MOST_LIMIT_PU = 1.05  # of the highest limit that a GPU takes
 COUNTED_S = 15.0  # energy that is counted more seldom is compared with no single power
+# -ln of the chance that a healthy gauge of a broken law stands still for so long; source: estimate
+STANDS_LOG = 7.0
 # Longest waits for growth after which a counter stands still; share by which a shorter wait shortens it
 STALLS, FORGETS_WAIT = 2.0, 0.05
 
@@ -76,11 +78,12 @@ class TableReadings:
         return out
 
     def is_frozen(self, name: str, k: int) -> bool:
-        """Return True if a gauge stands still for longer than it ever did."""
+        """Return True if a gauge stands still for longer than a healthy one would."""
         meters = None if self.watch is None else self.watch.meters.get(self.table)
         if meters is None or name not in meters.names:
             return False
-        return bool(meters.frozen[meters.index(name), self.part.start + k])
+        at, entity = meters.index(name), self.part.start + k
+        return bool(meters.frozen[at, entity]) or meters.surprise(at, entity) > STANDS_LOG
 
     def mean(self, key: str) -> F64:
         """Return the mean of a signal over the entities of another table below."""
