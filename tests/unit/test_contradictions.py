@@ -277,3 +277,17 @@ def with_frozen_meter(name: str, rest_s: int) -> Twin:
 def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str, rest_s: int) -> None:
     faults = with_frozen_meter(name, rest_s).engine.diagnosis.faults
     assert [(f.kind, f"{f.table}.{f.signal}", f.entity) for f in faults] == [("sensor_frozen", name, 0)]
+
+
+def test_a_meter_that_jumps_is_named_once() -> None:
+    """Each third reading leaps: it breaks the law of its power factor as well."""
+    pod, rng = Twin(two_racks()), np.random.default_rng(6)
+    feeders = {key: value for key, value in KEPT.items() if key.startswith("feeder.") and value}
+    n, kinds = pod.site.sizes["feeder"], set[tuple[str, str, int]]()
+    for second in range(EVERY * (LEARNS + 2) + 200):
+        values = {key: value * (1 + rng.normal(0, 0.003, n)) for key, value in feeders.items()}
+        if second > EVERY * (LEARNS + 2) and second % 3 == 0:
+            values["feeder.power_w"][0] *= 1.7
+        pod.tick(values)
+        kinds |= {(f.kind, f.signal, f.entity) for f in pod.engine.diagnosis.faults}
+    assert kinds == {("sensor_spiking", "power_w", 0)}
