@@ -285,6 +285,21 @@ def test_paste_that_dries_slowly_is_a_drift_of_its_resistance() -> None:
     assert np.nanmax(p.confidence_pu[others]) < 0.95
 
 
+@pytest.mark.parametrize("k_per_s", [0.25, -0.25])
+def test_coolant_that_changes_fast_and_is_read_late_is_no_surprise(k_per_s: float) -> None:
+    """As behind a valve that shuts; the rack is read each second one, 2 s late."""
+    fleet, supply_c, most = settled(900), [SUPPLY_C] * 4, 0.0
+    for second in range(60):
+        fleet.supply_c += k_per_s
+        supply_c.append(fleet.supply_c)
+        found = fleet.step({"rack.supply_temp_c": supply_c[-3 - second % 2]})["gpu.temp_c"]
+        most = max(most, float(np.mean(np.abs(found.difference) > 3.0 * found.sigma)))
+    assert most < 0.03
+    hot = found.expected + 8.0
+    found = fleet.step({"rack.supply_temp_c": supply_c[-3], "gpu.temp_c": hot})["gpu.temp_c"]
+    assert (found.difference > 3.0 * found.sigma).all(), "a GPU that is much too hot stands out meanwhile"
+
+
 @pytest.mark.parametrize("share", [0.22, 0.3, 0.38])
 def test_a_slow_flow_is_no_surprise(share: float) -> None:
     """Half the flow: the law of the plate raises what is expected, before anything is learned of it.

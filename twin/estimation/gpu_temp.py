@@ -38,6 +38,9 @@ MOVE_PU = 0.15
 # GPUs that have taught so much, so many at the least and about so many at most, show what is typical of their
 # profile; source: estimate.
 POOLED_AFTER_S, LEAST_POOL, POOLED = 1000.0, 8, 10_001
+# The inlet is read so long before or after the plate feels it; source: estimate, racks are read each 2 s
+LATE_S = 3.0
+LEAST_INLET_K = 0.1  # of doubt for that: below, it is lost in the noise; source: estimate
 # Air through a node at full power and nominal flow warms by so much; source: estimate, servers of this class
 # are made for 10-15 K.
 AIR_RISE_K = 12.0
@@ -143,6 +146,7 @@ class GpuTemp(EntityState):
         self._scratch = np.empty(n, np.int64)
         self._move_k_per_w = MOVE_PU * self.resistance
         self.expected = np.full(n, np.nan)
+        self.inlet_doubt_k = np.zeros(n_node)  # 1 sigma for that the inlet moves while it is read
         self.common_k = np.zeros(n)  # by which the others of its node are off with it, where it was asked
 
     @property
@@ -222,6 +226,7 @@ class GpuTemp(EntityState):
         fresh = known & ~np.isfinite(self.inlet_c)
         self.inlet_c[fresh] = inlet[fresh]
         self.inlet_c = np.where(known, inlet + (self.inlet_c - inlet) * left, self.inlet_c)
+        self.inlet_doubt_k = filled(np.abs(inlet - self.inlet_c) * (LATE_S / self.tau_s))
         self.inlet_s = np.where(known, 0.0, self.inlet_s + dt_s)
         inlet_c = np.where(self.inlet_s <= HOLD_S, self.inlet_c, np.nan)
         expected = np.empty(self.n)
@@ -277,7 +282,7 @@ class GpuTemp(EntityState):
         return step_s > max(HOLD_S, 2.0 * usual_s)
 
     def doubt(self, rows: slice = slice(None)) -> F64:
-        """Return 1 sigma [m], K, for a moving model, or for a flow other than the learned one."""
+        """Return 1 sigma [m], K, for a moving model, a moving inlet, or a flow other than the learned one."""
         heated = self.heated[rows]
         out = heated - self.twice[rows]
         np.abs(out, out=out)
@@ -286,6 +291,8 @@ class GpuTemp(EntityState):
         if self.away_pu.max(initial=0.0) > LEAST_AWAY_PU:
             away_pu = (FLOW_DOUBT_PU * self.away_pu)[self.trays.of[rows]]
             out += away_pu * np.abs(heated) * self.resistance[rows]
+        if self.inlet_doubt_k.max(initial=0.0) > LEAST_INLET_K:
+            out += self.inlet_doubt_k[self.trays.of[rows]]
         return out
 
     def share_air(self, at: I64, measured: F64) -> None:
