@@ -251,12 +251,15 @@ def test_a_total_that_stands_still_is_accused() -> None:
     assert {key for key, _ in accused(with_energy(begun_s + 60, 1, 1, begun_s))} == {"gpu.energy_mj"}
 
 
+BEGIN_S = EVERY * (LEARNS + 2)
+
+
 def with_frozen_meter(name: str, rest_s: int) -> Twin:
     """A rack that rests, in which a meter of a node stands still; after `rest_s` load comes that swings."""
     pod, rng = Twin(two_racks()), np.random.default_rng(5)
     n, stuck = pod.site.sizes["node"], 0.0
-    for second in range(EVERY * (LEARNS + 2) + rest_s + 80):
-        loaded = second >= EVERY * (LEARNS + 2) + rest_s
+    for second in range(BEGIN_S + rest_s + 80):
+        loaded = second >= BEGIN_S + rest_s
         node_w = (5000.0 + 1500.0 * (second % 20 < 5) if loaded else 1600.0) * (1 + rng.normal(0, 0.004, n))
         values: dict[str, Any] = {
             "node.power_w": node_w,
@@ -264,7 +267,7 @@ def with_frozen_meter(name: str, rest_s: int) -> Twin:
             "node.psu2_power_w": 0.5 * node_w * (1 + rng.normal(0, 0.004, n)),
             "rack.power_w": (pod.site.sum_by_rack("node", node_w) + 300.0) * (1 + rng.normal(0, 0.004, 2)),
         }
-        if second < EVERY * (LEARNS + 2):
+        if second < BEGIN_S:
             stuck = float(values[name][0])
         else:
             values[name][0] = stuck
@@ -277,6 +280,14 @@ def with_frozen_meter(name: str, rest_s: int) -> Twin:
 def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str, rest_s: int) -> None:
     faults = with_frozen_meter(name, rest_s).engine.diagnosis.faults
     assert [(f.kind, f"{f.table}.{f.signal}", f.entity) for f in faults] == [("sensor_frozen", name, 0)]
+
+
+def test_beside_a_meter_that_is_known_to_be_wrong_no_other_of_its_law_is_accused() -> None:
+    pod = after(LIES["supply x10"][0])
+    book, state = pod.engine.diagnosis.contradictions, pod.engine.state
+    assert [c.signal for c in book.causes(state, {})] == ["psu1_power_w"]
+    assert [c.signal for c in book.causes(state, {}, odd={("node", 1, "power_w")})] == ["psu1_power_w"]
+    assert book.causes(state, {}, odd={("node", 0, "power_w")}) == []
 
 
 def test_a_meter_that_jumps_is_named_once() -> None:

@@ -3,14 +3,14 @@
 Each law is a quantity of one entity that its physics keeps in a narrow range whatever the load: the sum of
 two supplies over the power of their node, the apparent power over voltage times current, the memory of a GPU
 over its chip, or 1 while a state says what a reading refutes. The range of each entity is learned, and a
-quantity far outside of it accuses the reading that stands still, or else the one that has moved most since it
-was inside. The distances are effect sizes that noise does not reach: the comparisons of the estimator find
-what is smaller. An entity that never kept a law is not judged by it.
+quantity far outside of it accuses the reading that stands still or jumps, or else the one that has moved most
+since it was inside. The distances are effect sizes that noise does not reach: the comparisons of the
+estimator find what is smaller. An entity that never kept a law is not judged by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
@@ -84,6 +84,13 @@ class TableReadings:
             return False
         at, entity = meters.index(name), self.part.start + k
         return bool(meters.frozen[at, entity]) or meters.surprise(at, entity) > STANDS_LOG
+
+    def is_jumping(self, name: str, k: int) -> bool:
+        """Return True if a gauge jumps more often than a healthy one would."""
+        meters = None if self.watch is None else self.watch.meters.get(self.table)
+        if meters is None or name not in meters.names:
+            return False
+        return bool(meters.jumping[meters.index(name), self.part.start + k])
 
     def mean(self, key: str) -> F64:
         """Return the mean of a signal over the entities of another table below."""
@@ -285,6 +292,7 @@ LAWS: tuple[Law, ...] = (
     _flag("hall", "cold_aisle_rh_pu", (), lambda at: at["cold_aisle_rh_pu"] < LEAST_RH_PU,
           "drier than hall air can be"),
 )  # fmt: skip
+SUSPECTS = {law.key: law.suspects for law in LAWS}
 
 
 @dataclass(slots=True)
@@ -327,9 +335,17 @@ class Contradictions(EntityState):
         self._slices = {t: -(-topology.sizes[t] // SLICE) for t in self.laws}
 
     def causes(
-        self, state: State, in_maintenance: Mapping[str, Bool], watch: SensorChecks | None = None
+        self,
+        state: State,
+        in_maintenance: Mapping[str, Bool],
+        watch: SensorChecks | None = None,
+        odd: Set[tuple[str, int, str]] = frozenset(),
     ) -> list[Cause]:
-        """Return the suspected sensors of one table, or of a part of a large one."""
+        """Return the suspected sensors of one table, or of a part of a large one.
+
+        `odd`: sensors (table, entity, signal) that are reported to stand still or to jump: what breaks a law
+        with them accuses no other.
+        """
         for turn, (table, laws) in enumerate(self.laws.items()):
             parts, n = self._slices[table], self.topology.sizes[table]
             at, rest = (state.tick % parts, 0) if parts > 1 else (0, (state.tick + turn) % EVERY)
@@ -342,6 +358,8 @@ class Contradictions(EntityState):
         return [
             Cause(a.kind, a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S)
             for a in self.accused.values()
+            if a.kind != "sensor_biased"
+            or not any((a.table, a.entity, name) in odd for name in SUSPECTS[a.law])
         ]
 
     def _look(self, look: TableReadings, laws: Iterable[Law], in_maintenance: Bool | None) -> None:
@@ -490,12 +508,14 @@ class Contradictions(EntityState):
                 self.accused[accusation.key] = accusation
 
     def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str, str]:
-        """Return the reading that stands still, or else the one with the largest change since the law held,
-        the kind of its fault, and the evidence."""
+        """Return the reading that stands still or jumps, or else the one with the largest change since the
+        law held, the kind of its fault, and the evidence."""
         kind = "sensor_biased"
         if still := [name for name in law.suspects if look.is_frozen(name, k)]:
             stands = amount(f"{law.table}.{still[0]}", float(look[still[0]][k]))
             return still[0], "sensor_frozen", f"it stands still at {stands}: {law.words}"
+        if jumps := [name for name in law.suspects if look.is_jumping(name, k)]:
+            return jumps[0], "sensor_spiking", f"it jumps beyond its noise: {law.words}"
         suspect, most = law.suspects[0], -1.0
         for name in law.moving:
             value = float(look.moved(name)[k])

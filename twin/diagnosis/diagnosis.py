@@ -147,7 +147,8 @@ class Diagnosis(EntityState):
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)
-        causes += self._contradicted(state, in_maintenance)
+        odd = {key[1:] for key in self.book.reported if key[0] in WRONG}
+        causes += self.contradictions.causes(state, in_maintenance, self.watch, odd)
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)
         dry, heated = idle.dry_gpus(), self._slowed
@@ -163,12 +164,6 @@ class Diagnosis(EntityState):
             self.watch, self.tracks, self._dark(), idle.masks(), node_power, disturbed
         )
         return causes
-
-    def _contradicted(self, state: State, in_maintenance: dict[str, Bool]) -> list[Cause]:
-        """Return the sensors that break a law, but for those that are reported to jump or to stand still."""
-        odd = {key[1:] for key in self.book.reported if key[0] in WRONG}
-        causes = self.contradictions.causes(state, in_maintenance, self.watch)
-        return [c for c in causes if c.kind in WRONG or c.key[1:] not in odd]
 
     def _behind_cooling(self, state: State, causes: list[Cause]) -> Bool:
         """Return the GPUs [n] behind a present or recent fault of the cooling, or in an isolated rack."""
