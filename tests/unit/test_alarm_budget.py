@@ -241,10 +241,24 @@ def test_a_site_that_states_no_rate_has_thresholds_of_one_in_two_thousand() -> N
     assert found["balances"] == pytest.approx(4.2, abs=0.1)
 
 
-def rack_bank(traits: dict[str, Any], n: int) -> Bank:
-    """Supply temperatures of n racks."""
-    k = WATCHED["rack"].index("supply_temp_c")
+def rack_bank(traits: dict[str, Any], n: int, name: str = "supply_temp_c") -> Bank:
+    """A gauge of n racks."""
+    k = WATCHED["rack"].index(name)
     return Bank(1, n, {name: np.repeat(v[k : k + 1], n) for name, v in traits.items()}, flat=True)
+
+
+@pytest.mark.parametrize("flow_lpm, frozen", [(5.0, False), (15.0, False), (60.0, True)])
+def test_a_flow_that_is_nearly_shut_off_hides_its_noise_in_its_last_digit(
+    flow_lpm: float, frozen: bool
+) -> None:
+    n, rng = 50, np.random.default_rng(4)
+    bank = rack_bank(traits_of("rack"), n, "flow_lpm")
+    for k in range(600):
+        true = 120.0 if k < 300 else flow_lpm
+        noise = 0.003 * rng.normal(size=n) * (not frozen or k < 300)
+        with np.errstate(all="ignore"):
+            bank.update((np.rint(true * (1 + noise) / 0.1) * 0.1).astype(np.float32)[None], None, slice(0, n))
+    assert (bank.frozen == frozen).all()
 
 
 @pytest.mark.parametrize("edge", [0.5, 0.45, 0.0])

@@ -53,10 +53,10 @@ COARSE_RUN, COARSE_MOVES, COARSE_LIVELY = 12.5, 1.67, 0.15
 VARIED = (0.0, 0.02, 0.05, 0.11, 0.17, 0.32, 0.50, 0.70, 0.80)
 RESTS = (1.0, 0.954, 0.904, 0.79, 0.683, 0.525, 0.383, 0.197, 0.0)
 OTHER_SIZE = 0.25  # a change of another size differs by this share of it
-# Below, the noise of a meter, a share of its reading, drowns in its last digit: of powers by table, and of
-# currents in steps of 0.1 A; source: estimate
+# Below, the noise of a meter, a share of its reading, drowns in its last digit: of powers by table, of
+# currents in steps of 0.1 A, and of flows in steps of 0.1 l/min; source: estimate
 LEAST_POWER_W = {"gpu": 150.0, "node": 500.0, "rack": 5000.0, "feeder": 5000.0}
-LEAST_CURRENT_A = 50.0
+LEAST_CURRENT_A, LEAST_FLOW_LPM = 50.0, 25.0
 USUAL_PER_READING = 0.01  # how fast the usual share of changes is learned
 CELLS = 12_288  # of a table that are looked at in one tick
 JUMP_SCALES = 6.0  # a jump is so many times the usual one (root mean square)
@@ -98,7 +98,8 @@ def traits_of(table: str, logs: CheckLogs = USUAL_LOGS) -> dict[str, Any]:
     rough = (*COARSE, "psu1_power_w", "psu2_power_w") if table == "node" else ()
     fine = np.array([name not in (*COARSE, *NOISELESS) for name in names])
     coarse = np.array([table == "gpu" and name == "temp_c" for name in names])
-    least = {"w": LEAST_POWER_W.get(table, 0.0), "va": LEAST_POWER_W.get(table, 0.0), "a": LEAST_CURRENT_A}
+    power_w = LEAST_POWER_W.get(table, 0.0)
+    least = {"w": power_w, "va": power_w, "a": LEAST_CURRENT_A, "lpm": LEAST_FLOW_LPM}
     drowned = [least.get(name.rpartition("_")[2], -np.inf) for name in names]
     leaders = [FOLLOWS.get(table, {}).get(name, name) for name in names]
     run_least = RUN_LEAST.get(table, RUN_LEAST_OTHERS)
