@@ -158,6 +158,17 @@ def test_a_leak_stirs_what_it_empties() -> None:
     assert mask.covered("feeder.balance", 1) is None
 
 
+def test_a_filter_that_is_plainly_blocked_leaves_its_comparisons_to_no_other_cause() -> None:
+    """A deduced one rests on these comparisons, and keeps them."""
+    mask = DownstreamMask(Topology(site_of(two_racks())))
+    cause = Cause("filter_blocked", "cdu", 0, supported_ns=START_NS)
+    for outright, reported, covers in (([], [cause], False), ([cause], [cause], True), ([], [cause], False)):
+        mask.update(outright, reported, START_NS)
+        for relation in ("cdu.filter_diff_pressure_pa", "cdu.flow_lpm/pump"):
+            assert (mask.covered(relation, 1) is not None) == covers
+        assert mask.covered("cdu.supply_temp_c", 1) is not None
+
+
 @pytest.mark.parametrize("kind, loop", [("pump_trip", True), ("valve_stuck", True), ("leak", False)])
 def test_the_end_of_a_fault_stirs_what_is_behind_it_and_what_was_warm_goes_to_the_loop(
     kind: str, loop: bool

@@ -18,12 +18,14 @@ from twin.diagnosis.cause import Cause, Key, Support
 from twin.diagnosis.device_reports import good, reported
 from twin.diagnosis.signature import (
     APPROACH,
+    FILTER,
     HEAT,
     HEAT_FLOW,
     HYPOTHESES,
     LOOP_BACK,
     LOOP_USUAL,
     MIX,
+    PUMP,
     RACK_SUPPLY,
     SETPOINT,
     SPLIT,
@@ -62,6 +64,8 @@ STIRRED: dict[str, tuple[str, ...]] = {
     "node_silent": ("node", "rack.power_w"),
     "psu_lost": ("node", SPLIT),  # what one supply no longer draws from its feed, the other does
 }
+# Comparisons that show a kind, which it stirs where it needs none of them to be named
+STIRRED_OUTRIGHT: dict[str, tuple[str, ...]] = {"filter_blocked": (FILTER, PUMP)}
 # Comparisons of the loop above, after these have ended: the excess heat behind them moves there
 WARMED = (APPROACH, LOOP_USUAL, WATER)
 WARMED_BY = ("pump_trip", "filter_blocked", "branch_blocked", "valve_stuck")
@@ -84,6 +88,7 @@ class DownstreamMask(EntityState):
         super().__init__(topology.sizes)
         self.topology = topology
         self._now_ns = 0
+        self._outright = frozenset[Key]()  # of this tick
 
     def update(
         self, outright: list[Cause], reported: Iterable[Cause], now_ns: int, dry: Bool | None = None
@@ -92,6 +97,7 @@ class DownstreamMask(EntityState):
         flow.
         """
         self._now_ns = now_ns
+        self._outright = frozenset(cause.key for cause in outright if cause.kind in STIRRED_OUTRIGHT)
         if dry is not None:
             self.dry_ns[dry] = now_ns
         for causes, at in ((outright, now_ns), (reported, 0)):
@@ -154,6 +160,8 @@ class DownstreamMask(EntityState):
             return None
         if ended and cause.kind in WARMED_BY:
             stirred = stirred + WARMED
+        if cause.key in self._outright:
+            stirred = stirred + STIRRED_OUTRIGHT[cause.kind]
         if table not in stirred and relation not in stirred:
             return None
         if cause.kind == "leak" and cause.table == "loop":
