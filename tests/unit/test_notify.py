@@ -416,7 +416,7 @@ def picky(world: World, refuses: str, most: int = 200) -> None:
             return web.Response(status=400)
         return await plain(request)
 
-    world._answer = answer  # type: ignore[method-assign]
+    world._answer = answer
 
 
 @pytest.mark.parametrize("most", [200, 7])
