@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 import yaml
 
 from tests.support.builders import two_racks
+from tests.support.patience import PATIENCE_S
 from twin.api.page import DecisionQuestion, DecisionSearch
 from twin.catalogue import ConfigError, TwinError
 from twin.cli.main import main
 from twin.config import Loaded, load_config, make_engine
-from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision
+from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision, ReloadRecord
 from twin.daemon import Daemon, SdNotify, load_checked
 from twin.engine import Engine
 from twin.run import OPEN, TraceReader, closed_segments, journal_lines, open_recorded, replay_frames
@@ -211,3 +213,73 @@ def test_input_on_which_the_engine_fails_ends_the_daemon_once(
     outcome = replay_frames(engine, TraceReader(folder), folder / OPEN, since=since)
     assert outcome.damage == []
     assert engine.checksum() == last.engine.checksum()
+
+
+def reloading(tmp_path: Path, scene: Callable[[Daemon], Awaitable[None]]) -> None:
+    """Run a scene beside a small daemon that ticks."""
+    config = configured(tmp_path, GUARDED, simulated=True)
+
+    async def run() -> None:
+        daemon = Daemon(config, SdNotify())
+        task = asyncio.create_task(daemon.run())
+        while not daemon.live.ready:
+            await asyncio.sleep(0.02)
+        try:
+            await scene(daemon)
+        finally:
+            daemon.stop()
+            await task
+
+    asyncio.run(run())
+
+
+def test_a_change_that_comes_while_a_reload_is_under_way_is_read_as_well(tmp_path: Path) -> None:
+    async def scene(daemon: Daemon) -> None:
+        async with daemon.tick_lock:  # the first one waits here, having read the files
+            first = asyncio.create_task(daemon.reload("first"))
+            await asyncio.sleep(0.5)
+            (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks(racks="r[3-4]", policies=GUARDED)))
+            others = [asyncio.create_task(daemon.reload(f"SIGHUP {i}")) for i in range(50)]
+            await asyncio.sleep(0.1)
+        assert await first == []
+        assert [await other for other in others] == [[]] * 50
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r3", "lab/h/r4"]
+        reloads = [line.record for line in daemon.live.lines if isinstance(line.record, ReloadRecord)]
+        assert len(reloads) == 2
+
+    reloading(tmp_path, scene)
+
+
+def test_a_reload_that_fails_is_refused_or_said_to_be_in_force_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(daemon: Daemon) -> None:
+        def fail(*_: Any) -> None:
+            raise ValueError("no such thing")
+
+        before = daemon.loaded
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks(racks="r[3-4]", policies=GUARDED)))
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.services, "prepare", fail)
+            assert await daemon.reload("ada") == ["ValueError: no such thing"]
+        assert daemon.loaded is before
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r1", "lab/h/r2"]
+        await seen(daemon, "A new configuration was refused")
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.services, "start_links", fail)
+            with pytest.raises(TwinError, match="in force only in part: ValueError: no such thing"):
+                await daemon.reload("ada")
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r3", "lab/h/r4"]
+        await seen(daemon, "A new configuration is in force only in part")
+        assert await daemon.reload("ada") == []  # it changes nothing, and starts nothing
+        await asyncio.sleep(0.5)
+        await seen(daemon, "A new configuration is in force only in part")
+
+    reloading(tmp_path, scene)
+
+
+async def seen(daemon: Daemon, title: str) -> None:
+    """Wait until the alarm of a reload has this title."""
+    async with asyncio.timeout(PATIENCE_S):
+        while title not in [a.title for a in daemon.alarms.active() if a.id == "reload"]:
+            await asyncio.sleep(0.05)
