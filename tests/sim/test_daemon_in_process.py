@@ -215,9 +215,9 @@ def test_input_on_which_the_engine_fails_ends_the_daemon_once(
     assert engine.checksum() == last.engine.checksum()
 
 
-def reloading(tmp_path: Path, scene: Callable[[Daemon], Awaitable[None]]) -> None:
+def reloading(tmp_path: Path, scene: Callable[[Daemon], Awaitable[None]], **more: Any) -> None:
     """Run a scene beside a small daemon that ticks."""
-    config = configured(tmp_path, GUARDED, simulated=True)
+    config = configured(tmp_path, GUARDED, simulated=True, **more)
 
     async def run() -> None:
         daemon = Daemon(config, SdNotify())
@@ -283,3 +283,33 @@ async def seen(daemon: Daemon, title: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while title not in [a.title for a in daemon.alarms.active() if a.id == "reload"]:
             await asyncio.sleep(0.05)
+
+
+def test_a_reload_takes_renewed_files_of_an_unchanged_configuration(tmp_path: Path) -> None:
+    """Tokens, certificates and mappings are replaced under their names."""
+    for name in ("hook.token", "exporter.token"):
+        (tmp_path / name).write_text("first")
+    (tmp_path / "own.yaml").write_text("extends: dcgm\n")
+    more = {
+        "notify": [{"kind": "webhook", "url": "http://127.0.0.1:9/x", "token_file": "hook.token"}],
+        "scrapes": [{"url": "http://127.0.0.1:9/metrics", "map": "own.yaml", "token_file": "exporter.token"}],
+    }
+
+    async def scene(daemon: Daemon) -> None:
+        services = daemon.services
+
+        async def renewed() -> tuple[bool, bool]:
+            links, notifier = services.links, services.notifier
+            assert await daemon.reload("ada") == []
+            return services.links is not links, services.notifier is not notifier
+
+        assert await renewed() == (False, False)
+        (tmp_path / "exporter.token").write_text("second")
+        assert await renewed() == (True, False)
+        (tmp_path / "hook.token").write_text("second")
+        assert await renewed() == (False, True)
+        (tmp_path / "own.yaml").write_text("extends: dcgm\nnames: {n1: lab/h/r1/node0}\n")
+        assert await renewed() == (True, False)
+        assert await renewed() == (False, False)
+
+    reloading(tmp_path, scene, **more)

@@ -20,7 +20,7 @@ from connectors.mqtt import FLOODED
 from twin import VERSION
 from twin.api import JournalLine, Runtime
 from twin.catalogue import NS, ConfigError, StorageError, TwinError
-from twin.config import Loaded, load_config
+from twin.config import Loaded, differs, load_config
 from twin.contracts import DaemonRecord, Decision, JournalRecord, ReloadRecord
 from twin.daemon.alarms import AlarmBook
 from twin.daemon.authority import AuthorityBook
@@ -35,6 +35,7 @@ from twin.daemon.services import Services
 from twin.run import Fitter, Quarantine, manifest
 from twin.site import SiteFile, SiteSpec
 from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
+from twin.wiring import file_digests
 
 log = logging.getLogger(__name__)
 STOP_S = 4.0  # for all parts together; systemd is given five seconds
@@ -82,6 +83,7 @@ class Daemon:
         self._reloads = asyncio.Lock()
         self._next_reload: asyncio.Task[list[str]] | None = None  # that waits for the one under way
         self._in_part = False  # a reload failed after its site and links were in force
+        self._files = file_digests(loaded)  # before any of them is read, so that no renewal is missed
         self._flooded = (0, 0)  # reports dropped at the last alarm, and its instant
         self._trace_retry = 0.0
         self._trace_lost = False
@@ -399,12 +401,15 @@ class Daemon:
         problems += _plug_ins_differ(self.engine.site.file, site.file, str(loaded.file(new.site)))
         if problems:
             return problems
+        if (files := file_digests(loaded)).get("leader") != self._files.get("leader"):
+            log.warning("files of the section `leader` have changed: restart the daemon to use them")
         # Whatever can be refused is refused here, before anything is touched.
         prepared = self.services.prepare(loaded, site)
         before = dict(self.authority.levels)
         self.authority.reconfigure(configured)
         changed = site.spec_hash != self.ingest.site.spec_hash
-        links = changed or any(getattr(new, name) != getattr(old, name) for name in LINKS)
+        renewed = {name for name in files if files[name] != self._files.get(name)}
+        links = changed or differs(old, new, *LINKS) or not renewed.isdisjoint(LINKS)
         async with self.tick_lock:  # not while a tick is in flight: its commands speak of the old site
             if self.live.stopping:
                 return ["the daemon stops"]
@@ -414,7 +419,8 @@ class Daemon:
             self._apply_site(spec, changed, before, author)
             if links:
                 self.services.start_links(prepared)
-        await self.services.reconfigure(old, new, prepared)
+        await self.services.reconfigure(old, new, prepared, renewed)
+        self._files = files
         return []
 
     def _apply_site(self, spec: SiteSpec, changed: bool, before: dict[str, str], author: str) -> None:

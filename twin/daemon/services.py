@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -472,22 +472,26 @@ class Services:
             for record in await loop.run_in_executor(self.slow, self.upkeep.run, time.time_ns()):
                 self.live.note(record)
 
-    async def reconfigure(self, old: Config, new: Config, prepared: PreparedParts) -> None:
-        """Apply changed sections, and restart only the services that they concern."""
+    async def reconfigure(
+        self, old: Config, new: Config, prepared: PreparedParts, renewed: Collection[str]
+    ) -> None:
+        """Apply changed sections and those with `renewed` files; restart only the services that they
+        concern.
+        """
         supervisor = self.supervisor
-        if differs(old, new, "history"):
+        if differs(old, new, "history") or "history" in renewed:
             before = self.history
             self.history = self._history(prepared.influx_token, prepared.archive)
             self.live.history = self.history
             await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
-        if differs(old, new, "notify"):
+        if differs(old, new, "notify") or "notify" in renewed:
             await supervisor.stop("notify")
             self.notifier = prepared.notifier
             self.notifier.prime(self.alarms.active(), time.time_ns())
             supervisor.start("notify", "service", self.notifier.run)
         if differs(old, new, "quotas"):
             self.upkeep = Upkeep(self.opened.folder, new.quotas)
-        if differs(old, new, "api"):
+        if differs(old, new, "api") or "api" in renewed:
             await supervisor.stop("api")
             self.api = ApiServer()
             if new.api is not None:

@@ -101,7 +101,7 @@ async def _approved(live: Runtime, body: NewSiteChange, name: str) -> dict[str, 
 
 async def _change(live: Runtime, profile: str | None) -> SiteChange:
     """The change that is proposed now. Raises Refused for an unknown profile."""
-    description, path = live.describe(), Path(live.loaded.file(live.loaded.config.site))
+    description, path = live.describe(), live.loaded.site_file
     try:
         async with _ONE:
             return await asyncio.to_thread(propose, path, description, profile)
