@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import aiohttp
@@ -31,6 +30,7 @@ MAX_PAGE = 32 * 2**20
 MAX_SAMPLES = 500_000  # of a page that the mapping names
 MAX_LINE = 16 * 2**10
 SLICE = 200  # lines that are read at a stretch, between which the loop goes on
+PIECE = 2**16  # bytes that are searched for such lines at a stretch
 FAILURES = 3  # fetches on end before the link counts as down
 _END = b"{ \t"
 _NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -73,12 +73,11 @@ class PageDecoder:
         """Return the samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
         if len(page) > MAX_PAGE:
             raise BadMessage(f"a page of {len(page)} bytes; expected at most {MAX_PAGE}")
-        lines = self._lines(page)
         count = bad = 0
         why = ""
-        while chunk := list(islice(lines, SLICE)):
+        for chunk in self._lines(page):
             try:
-                samples = list(_samples(b"\n".join(chunk)))
+                samples = list(_samples(b"\n".join(chunk))) if chunk else []
             except ValueError:
                 samples = []
                 for line in chunk:
@@ -99,7 +98,23 @@ class PageDecoder:
 
     def readings(self, samples: list[SeriesSample], t_ns: int) -> list[Reading | Block]:
         """Return readings from the samples of a page. Raises BadMessage if none of them is of the site."""
-        readings = self._table.read(samples, t_ns)
+        return self._packed(self._table.read(samples, t_ns), samples)
+
+    async def read(self, page: bytes, t_ns: int) -> list[Reading | Block]:
+        """`decode` in slices, between which the loop goes on."""
+        samples: list[SeriesSample] = []
+        for some in self.parse(page):
+            samples += some
+            await asyncio.sleep(0)
+        steps = self._table.steps(samples, t_ns)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return self._packed(end.value, samples)
+            await asyncio.sleep(0)
+
+    def _packed(self, readings: list[Reading], samples: list[SeriesSample]) -> list[Reading | Block]:
         if not readings:
             strange = self.strangers.take()
             why = f": {strange[0][0]}; {remedy_of(strange[0][0])}" if strange else ""
@@ -119,12 +134,23 @@ class PageDecoder:
         has = f"it has {', '.join(names[:3])}" if names else "the page has no series"
         return f"no series to read: {self._file} reads {wanted[:120]} and the like, {has}; check `map`"
 
-    def _lines(self, page: bytes) -> Iterator[bytes]:
-        """Return the lines of series that the mapping names: an exporter has many others, and comments."""
-        for line in page.split(b"\n"):
-            cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
-            if cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE:
-                yield line
+    def _lines(self, page: bytes) -> Iterator[list[bytes]]:
+        """Return the lines of series that the mapping names, of one piece of the page after the other.
+
+        An exporter has many others, and comments: a piece may have none.
+        """
+        begin = 0
+        while begin < len(page):
+            end = page.find(b"\n", begin + PIECE)
+            end = len(page) if end < 0 else end
+            wanted = [line for line in page[begin:end].split(b"\n") if self._is_wanted(line)]
+            begin = end + 1
+            for at in range(0, max(1, len(wanted)), SLICE):
+                yield wanted[at : at + SLICE]
+
+    def _is_wanted(self, line: bytes) -> bool:
+        cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
+        return cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE
 
 
 def _samples(text: bytes) -> Iterator[SeriesSample]:
@@ -235,11 +261,7 @@ class PrometheusSource:
         """
         now_ns = time.time_ns()
         try:
-            samples: list[SeriesSample] = []
-            for some in self.decoder.parse(page):
-                samples += some
-                await asyncio.sleep(0)
-            inlet.stage(self.decoder.readings(samples, asked_ns), now_ns, self._period_s)
+            inlet.stage(await self.decoder.read(page, asked_ns), now_ns, self._period_s)
         except BadMessage as error:
             inlet.fail(
                 f"{self._shown}: {error}", "compare `map`, `place` and `url` with the series of its page"

@@ -16,7 +16,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from connectors import prometheus
-from connectors.prometheus import PrometheusSource, ScrapeSettings
+from connectors.prometheus import PageDecoder, PrometheusSource, ScrapeSettings
+from connectors.series_map import load_map
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import until
 from tests.support.patience import PATIENCE_S
@@ -319,3 +320,32 @@ def test_https_needs_trust_and_an_identity(site: Site, tmp_path: Path, server: C
         return inlet
 
     assert asyncio.run(story()).staged
+
+
+@pytest.mark.parametrize("own", [0, 50_000])
+def test_a_large_page_holds_up_no_loop(site: Site, own: int) -> None:
+    """Exporters of a whole fabric or cluster have pages of many megabytes, most of it of no interest."""
+    foreign = b'kube_pod_info{namespace="default",pod="a-0001",uid="1",node="n1"} 1\n' * (200_000 - 3 * own)
+    ours = b"".join(
+        b'DCGM_FI_DEV_POWER_USAGE{gpu="%d",Hostname="x",uuid="%d"} 1\n' % (i % 4, i) for i in range(own)
+    )
+    decoder = PageDecoder(site, *load_map("dcgm"), "lab/h/r1/node0")
+    page = foreign + ours + PAGE.encode()
+
+    async def story() -> tuple[int, int]:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        found = await decoder.read(page, time.time_ns())
+        task.cancel()
+        return turns, len(found)
+
+    turns, count = asyncio.run(story())
+    assert count == own + 4
+    assert turns > len(foreign) // 100_000 + 2 * own // 300
