@@ -12,7 +12,8 @@ import re
 import ssl
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ PIECE = 2**16  # bytes that are searched for such lines at a stretch
 FAILURES = 3  # fetches on end before the link counts as down
 _END = b"{ \t"
 _NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 HINTS = {
     401: "; expected 200: the exporter requires a `token_file`",
     403: "; expected 200: the exporter requires another token, or a client certificate (`tls`)",
@@ -170,6 +172,8 @@ def _samples(text: bytes) -> Iterator[SeriesSample]:
 class ScrapeSettings:
     """Settings of a scrape. `place`: see `PageDecoder`; `token` is sent as a bearer token.
 
+    `renewed` gives the present one where the exporter refuses it. Raises ConfigError.
+
     For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
     """
 
@@ -177,6 +181,7 @@ class ScrapeSettings:
     timeout_s: float = 5.0
     place: str | None = None
     token: str | None = field(default=None, repr=False)
+    renewed: Callable[[], str | None] = field(default=lambda: None, repr=False)
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -221,9 +226,7 @@ class PrometheusSource:
         self.origins = (self.name,)
         self.settle_s = settings.timeout_s + 1.0  # a run that lasts longer has had an answer
         self._failed = 0  # fetches on end, over restarts of `run`
-        self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
-        if settings.token is not None:
-            self._headers["Authorization"] = f"Bearer {settings.token}"
+        self._token, self._renewed = settings.token, settings.renewed
 
     async def run(self, inlet: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end,
@@ -233,7 +236,7 @@ class PrometheusSource:
         async with aiohttp.ClientSession(
             timeout=timeout,
             trust_env=False,
-            headers=self._headers,
+            headers=HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         ) as session:
@@ -274,8 +277,13 @@ class PrometheusSource:
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """Return one page. Raises ConnectorError with the exporter's answer."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
+        if self._token is not None:
+            options["headers"] = {"Authorization": f"Bearer {self._token}"}
         with failing_as(ConnectorError, self._shown, self._timeout_s):
             async with session.get(self._url, allow_redirects=False, **options) as answer:
+                if answer.status in (401, 403) and self._token is not None:
+                    with suppress(ConfigError):  # a file that is being replaced
+                        self._token = self._renewed() or self._token
                 if answer.status != 200:
                     hint = HINTS.get(answer.status, "; expected 200")
                     raise ConnectorError(f"{self._shown}: answers {answer.status}{hint}")

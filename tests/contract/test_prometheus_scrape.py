@@ -22,9 +22,11 @@ from tests.support.builders import site_of, two_racks
 from tests.support.inlets import until
 from tests.support.patience import PATIENCE_S
 from twin.catalogue import TABLES, ConnectorError
+from twin.config import Config, Loaded, Scrape
 from twin.contracts import Item
 from twin.site import Site
 from twin.telemetry import Block, Inbox, State
+from twin.wiring import make_scrapes
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGE = "".join(f'DCGM_FI_DEV_POWER_USAGE{{gpu="{g}",Hostname="x"}} {100 + g}\n' for g in range(4))
@@ -349,3 +351,32 @@ def test_a_large_page_holds_up_no_loop(site: Site, own: int) -> None:
     turns, count = asyncio.run(story())
     assert count == own + 4
     assert turns > len(foreign) // 100_000 + 2 * own // 300
+
+
+def test_a_token_that_was_renewed_is_read_again(site: Site, tmp_path: Path) -> None:
+    """Tokens of Kubernetes live for an hour; meanwhile a file may be absent."""
+    valid, seen = "first", list[str]()
+    file = tmp_path / "token"
+    file.write_text("first\n")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["Authorization"])
+        return web.Response(text=PAGE) if seen[-1] == f"Bearer {valid}" else web.Response(status=401)
+
+    async def story() -> None:
+        nonlocal valid
+        async with served(answer) as url:
+            scrape = Scrape(url=url, map="dcgm", period_s=0.2, timeout_s=2.0, token_file="token")
+            config = Config(site="site.yaml", broker="embedded", scrapes=[scrape])
+            (one,) = make_scrapes(Loaded(config, tmp_path / "racktwin.yaml"), site)
+            inlet = Kept(site)
+            task = asyncio.create_task(one.run(inlet))
+            await until(lambda: len(seen) > 1, "the first token", task)
+            valid = "second"
+            file.unlink()
+            await until(lambda: inlet.spoiled, "the refusal", task)
+            file.write_text("second\n")
+            await until(lambda: seen[-1] == "Bearer second", "the second token")
+            task.cancel()
+
+    asyncio.run(story())
