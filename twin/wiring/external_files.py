@@ -28,7 +28,7 @@ from twin.config import Api, Broker, Loaded, Tls, texts_of
 
 SECRETS = ("password_file", "token_file")
 READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig", "keys_file", "sign_key_file")
-RENEWED = (*SECRETS, "ca_file", "cert_file", "key_file", "keys_file", "kubeconfig", "map")
+RENEWED = (*SECRETS, "ca_file", "cert_file", "key_file", "kubeconfig", "map")
 CREDENTIAL = "credential:"
 
 
@@ -67,12 +67,12 @@ def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
 def file_digests(loaded: Loaded) -> dict[str, str]:
     """Section of a configuration -> digest of the files that its parts were made with, as they are now.
 
-    Slurm's programs read their own file at each call, the interface reads its tokens by itself, and the key
-    of the journal stays as it was at the start.
+    Without those that are read again by themselves (Slurm's own, tokens of the interface, keys of ISVs); the
+    key of the journal stays as it was at the start.
     """
     hashes: dict[str, Any] = {}
     for where, key, name in texts_of(loaded.config):
-        if key not in RENEWED and not where.startswith("$.broker.maps."):
+        if key not in RENEWED and not where.startswith(("$.broker.maps.", "$.power.flex.sign_key_file")):
             continue
         content = b"none"
         with contextlib.suppress(OSError, ConfigError):
