@@ -15,11 +15,12 @@ import yaml
 from tests.support.builders import two_racks
 from tests.support.patience import PATIENCE_S
 from twin.api.page import DecisionQuestion, DecisionSearch
-from twin.catalogue import ConfigError, TwinError
+from twin.catalogue import NS, ConfigError, TwinError
 from twin.cli.main import main
 from twin.config import Loaded, load_config, make_engine
-from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision, ReloadRecord
+from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision, Finding, ReloadRecord
 from twin.daemon import Daemon, SdNotify, load_checked
+from twin.daemon.alarms import AlarmBook
 from twin.engine import Engine
 from twin.run import OPEN, TraceReader, closed_segments, journal_lines, open_recorded, replay_frames
 from twin.site import build_site
@@ -313,3 +314,25 @@ def test_a_reload_takes_renewed_files_of_an_unchanged_configuration(tmp_path: Pa
         assert await renewed() == (False, False)
 
     reloading(tmp_path, scene, **more)
+
+
+def test_alarms_that_wait_for_a_receiver_are_sent_to_the_corrected_address(tmp_path: Path) -> None:
+    def notify(*urls: str) -> list[dict[str, str]]:
+        return [{"kind": "webhook", "url": url} for url in urls]
+
+    async def scene(daemon: Daemon) -> None:
+        finding = Finding("heat/lab/h/r1", "warning", "Heat is off", ("lab/h/r1",), (), 0.99, "Look.")
+        (change,) = AlarmBook(tmp_path / "book").update([finding], NS)
+        daemon.services.notifier.offer([change])
+        first, other = daemon.services.notifier.receivers
+        await asyncio.sleep(0.2)
+        tree = yaml.safe_load((tmp_path / "racktwin.yaml").read_text())
+        urls = ("http://127.0.0.1:7/kept", "http://127.0.0.1:8/right", "http://127.0.0.1:8/more")
+        (tmp_path / "racktwin.yaml").write_text(yaml.safe_dump(tree | {"notify": notify(*urls)}))
+        assert await daemon.reload("ada") == []
+        kept, right, more = daemon.services.notifier.receivers
+        assert [r.target.url for r in (first, other)] == ["http://127.0.0.1:9/wrong", urls[0]]
+        assert (kept.pending, right.pending, more.pending) == (other.pending, first.pending, 0)
+        assert first.pending > 0
+
+    reloading(tmp_path, scene, notify=notify("http://127.0.0.1:9/wrong", "http://127.0.0.1:7/kept"))

@@ -95,6 +95,13 @@ class Receiver:
             self._firing[alarm.id] = new
             self._put(_key(new), new)
 
+    def inherit(self, before: Receiver) -> None:
+        """Take what waits for a receiver that this one replaces, and what it was told of last."""
+        self._firing |= before._firing
+        for queue in before._queues.values():
+            for key, item in queue.items():
+                self._put(key, item)
+
     @property
     def pending(self) -> int:
         """Number of changes that the receiver has still to take."""
@@ -230,6 +237,21 @@ class Notifier:
             for receiver in self.receivers:
                 if receiver.target.kind == "alertmanager":
                     receiver.offer(AlarmChange("returned", alarm, now_ns))
+
+    def take_over(self, before: Notifier) -> None:
+        """Send what waits for the receivers of an earlier configuration.
+
+        Each goes to the receiver with its address, or else to the next new one of its kind: that is where a
+        wrong address was put right. Alertmanager is told of all that is active anyway.
+        """
+        old = [r for r in before.receivers if r.target.kind == "webhook"]
+        new = [r for r in self.receivers if r.target.kind == "webhook"]
+        at = {r.target.url: r for r in reversed(new)}
+        fresh = iter([r for r in new if r.target.url not in {o.target.url for o in old}])
+        for receiver in old:
+            heir = at.get(receiver.target.url) or next(fresh, None)
+            if heir is not None:
+                heir.inherit(receiver)
 
     def faults(self) -> dict[str, str]:
         """Return the receivers that fail at present, with the reason."""

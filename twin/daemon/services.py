@@ -486,6 +486,7 @@ class Services:
             await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
         if differs(old, new, "notify") or "notify" in renewed:
             await supervisor.stop("notify")
+            prepared.notifier.take_over(self.notifier)
             self.notifier = prepared.notifier
             self.notifier.prime(self.alarms.active(), time.time_ns())
             supervisor.start("notify", "service", self.notifier.run)
