@@ -479,6 +479,8 @@ class Services:
         concern.
         """
         supervisor = self.supervisor
+        if differs(old, new, "broker") or "broker" in renewed:
+            self.anchor.change_broker(self.live.loaded)
         if differs(old, new, "history") or "history" in renewed:
             before = self.history
             self.history = self._history(prepared.influx_token, prepared.archive)
