@@ -12,9 +12,9 @@ import re
 import ssl
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import aiohttp
@@ -31,9 +31,11 @@ MAX_PAGE = 32 * 2**20
 MAX_SAMPLES = 500_000  # of a page that the mapping names
 MAX_LINE = 16 * 2**10
 SLICE = 200  # lines that are read at a stretch, between which the loop goes on
+PIECE = 2**16  # bytes that are searched for such lines at a stretch
 FAILURES = 3  # fetches on end before the link counts as down
 _END = b"{ \t"
 _NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 HINTS = {
     401: "; expected 200: the exporter requires a `token_file`",
     403: "; expected 200: the exporter requires another token, or a client certificate (`tls`)",
@@ -73,12 +75,11 @@ class PageDecoder:
         """Return the samples of a page that the mapping names, some lines at a time. Raises BadMessage."""
         if len(page) > MAX_PAGE:
             raise BadMessage(f"a page of {len(page)} bytes; expected at most {MAX_PAGE}")
-        lines = self._lines(page)
         count = bad = 0
         why = ""
-        while chunk := list(islice(lines, SLICE)):
+        for chunk in self._lines(page):
             try:
-                samples = list(_samples(b"\n".join(chunk)))
+                samples = list(_samples(b"\n".join(chunk))) if chunk else []
             except ValueError:
                 samples = []
                 for line in chunk:
@@ -99,7 +100,23 @@ class PageDecoder:
 
     def readings(self, samples: list[SeriesSample], t_ns: int) -> list[Reading | Block]:
         """Return readings from the samples of a page. Raises BadMessage if none of them is of the site."""
-        readings = self._table.read(samples, t_ns)
+        return self._packed(self._table.read(samples, t_ns), samples)
+
+    async def read(self, page: bytes, t_ns: int) -> list[Reading | Block]:
+        """`decode` in slices, between which the loop goes on."""
+        samples: list[SeriesSample] = []
+        for some in self.parse(page):
+            samples += some
+            await asyncio.sleep(0)
+        steps = self._table.steps(samples, t_ns)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return self._packed(end.value, samples)
+            await asyncio.sleep(0)
+
+    def _packed(self, readings: list[Reading], samples: list[SeriesSample]) -> list[Reading | Block]:
         if not readings:
             strange = self.strangers.take()
             why = f": {strange[0][0]}; {remedy_of(strange[0][0])}" if strange else ""
@@ -119,12 +136,23 @@ class PageDecoder:
         has = f"it has {', '.join(names[:3])}" if names else "the page has no series"
         return f"no series to read: {self._file} reads {wanted[:120]} and the like, {has}; check `map`"
 
-    def _lines(self, page: bytes) -> Iterator[bytes]:
-        """Return the lines of series that the mapping names: an exporter has many others, and comments."""
-        for line in page.split(b"\n"):
-            cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
-            if cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE:
-                yield line
+    def _lines(self, page: bytes) -> Iterator[list[bytes]]:
+        """Return the lines of series that the mapping names, of one piece of the page after the other.
+
+        An exporter has many others, and comments: a piece may have none.
+        """
+        begin = 0
+        while begin < len(page):
+            end = page.find(b"\n", begin + PIECE)
+            end = len(page) if end < 0 else end
+            wanted = [line for line in page[begin:end].split(b"\n") if self._is_wanted(line)]
+            begin = end + 1
+            for at in range(0, max(1, len(wanted)), SLICE):
+                yield wanted[at : at + SLICE]
+
+    def _is_wanted(self, line: bytes) -> bool:
+        cut = min((i for c in _END if (i := line.find(c)) >= 0), default=-1)
+        return cut > 0 and line[:cut] in self._wanted and len(line) <= MAX_LINE
 
 
 def _samples(text: bytes) -> Iterator[SeriesSample]:
@@ -144,6 +172,8 @@ def _samples(text: bytes) -> Iterator[SeriesSample]:
 class ScrapeSettings:
     """Settings of a scrape. `place`: see `PageDecoder`; `token` is sent as a bearer token.
 
+    `renewed` gives the present one where the exporter refuses it. Raises ConfigError.
+
     For https, `ca_file` is whom to trust, `cert_file` and `key_file` are ours.
     """
 
@@ -151,6 +181,7 @@ class ScrapeSettings:
     timeout_s: float = 5.0
     place: str | None = None
     token: str | None = field(default=None, repr=False)
+    renewed: Callable[[], str | None] = field(default=lambda: None, repr=False)
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
@@ -195,9 +226,7 @@ class PrometheusSource:
         self.origins = (self.name,)
         self.settle_s = settings.timeout_s + 1.0  # a run that lasts longer has had an answer
         self._failed = 0  # fetches on end, over restarts of `run`
-        self._headers = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
-        if settings.token is not None:
-            self._headers["Authorization"] = f"Bearer {settings.token}"
+        self._token, self._renewed = settings.token, settings.renewed
 
     async def run(self, inlet: Inlet) -> None:
         """Scrape each period. Raises ConnectorError when the exporter has not answered three times on end,
@@ -207,7 +236,7 @@ class PrometheusSource:
         async with aiohttp.ClientSession(
             timeout=timeout,
             trust_env=False,
-            headers=self._headers,
+            headers=HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         ) as session:
@@ -235,11 +264,7 @@ class PrometheusSource:
         """
         now_ns = time.time_ns()
         try:
-            samples: list[SeriesSample] = []
-            for some in self.decoder.parse(page):
-                samples += some
-                await asyncio.sleep(0)
-            inlet.stage(self.decoder.readings(samples, asked_ns), now_ns, self._period_s)
+            inlet.stage(await self.decoder.read(page, asked_ns), now_ns, self._period_s)
         except BadMessage as error:
             inlet.fail(
                 f"{self._shown}: {error}", "compare `map`, `place` and `url` with the series of its page"
@@ -252,8 +277,13 @@ class PrometheusSource:
     async def _fetch(self, session: aiohttp.ClientSession) -> bytes:
         """Return one page. Raises ConnectorError with the exporter's answer."""
         options: dict[str, Any] = {} if self._tls is None else {"ssl": self._tls}
+        if self._token is not None:
+            options["headers"] = {"Authorization": f"Bearer {self._token}"}
         with failing_as(ConnectorError, self._shown, self._timeout_s):
             async with session.get(self._url, allow_redirects=False, **options) as answer:
+                if answer.status in (401, 403) and self._token is not None:
+                    with suppress(ConfigError):  # a file that is being replaced
+                        self._token = self._renewed() or self._token
                 if answer.status != 200:
                     hint = HINTS.get(answer.status, "; expected 200")
                     raise ConnectorError(f"{self._shown}: answers {answer.status}{hint}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -25,6 +26,7 @@ DBM = "dBm"
 MAX_LABEL = 256  # characters of a label that may name an entity
 MAX_PLACES, MAX_STRANGERS = 200_000, 2_000  # label sets that are remembered: of entities, of none
 MAX_PARTS = 500_000  # counters that are parts of sums
+SLICE = 200  # samples that are read at a stretch
 MAX_FAULTS = 200  # kinds of fault between two looks at them
 UNKNOWN_NAME = (
     "add it to the site file, or give its name there under `names` of a mapping file (`map`, `broker.maps`)"
@@ -166,6 +168,18 @@ def _filled(template: str, labels: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda m: labels[m[1]], template)
 
 
+@dataclass(slots=True)
+class _Report:
+    """The parts of a report, as far as it was read."""
+
+    readings: list[Reading] = field(default_factory=list)
+    shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = field(default_factory=dict)
+    sums: dict[Cell, tuple[int, int]] = field(default_factory=dict)
+    gauges: dict[int, GaugeReport] = field(default_factory=dict)  # by source
+    grown: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    strange: dict[str, None] = field(default_factory=dict)
+
+
 class SeriesTable:
     """A checked mapping for one site: turns the samples of a report into readings and blocks.
 
@@ -252,65 +266,75 @@ class SeriesTable:
 
     def read(self, samples: Iterable[SeriesSample], t_ns: int) -> list[Reading]:
         """Return the readings of one report that arrived at `t_ns`."""
-        out: list[Reading] = []
-        shares: dict[tuple[int, int], tuple[_Rule, int, int, dict[str, float]]] = {}
-        sums: dict[Cell, tuple[int, int]] = {}
-        reports, grown = dict[int, GaugeReport](), dict[tuple[int, int], dict[str, float]]()
+        steps = self.steps(samples, t_ns)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast(list[Reading], end.value)
+
+    def steps(self, samples: Iterable[SeriesSample], t_ns: int) -> Generator[None, None, list[Reading]]:
+        """Read one report some samples at a time, so that a large one holds up no loop."""
+        report = _Report()
         self._growth.begin(t_ns)
-        strange: dict[str, None] = {}
-        for sample in _joined(samples, self._joins) if self._joins else samples:
-            key = (sample.measurement, sample.name)
-            lines, rules = self._lines.get(key, ()), self._parts.get(key, ())
-            at = t_ns if sample.t_ns is None else sample.t_ns
-            named, found = "", False
-            for line in lines:
-                entity = self._entity(line.rule, sample.labels)
-                if entity is None:
-                    named = named or self._stranger(line.rule, sample.labels)
-                    continue
-                found = found or line.signal.table != "site"  # which has all series, of whomever
-                signal, value = line.signal, self._value(line, sample)
-                if line.is_part:
-                    self._take_part(reports, (signal.table, entity, signal.name), line, sample, value, at)
-                elif not line.measure.add:
-                    out.append(Reading(signal.table, entity, signal.name, value, at))
-                elif value is not None:
-                    cell = (signal.table, entity, signal.name)
-                    # Exporters of a place count for themselves, though their labels may be the same
-                    source = None if self._place is None else self._source
-                    part = (*key, source, *sorted(sample.labels.items()))
-                    total = self._sums.add(cell, part, int(value))
-                    if total is None:
-                        self.faults.add(_too_many(sample))
-                    else:
-                        sums[cell] = total, at
-            for rule in rules:
-                entity = self._entity(rule, sample.labels)
-                if entity is None:
-                    named = named or self._stranger(rule, sample.labels)
-                    continue
-                found = True
-                if isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
-                    if rule.grows:
-                        self._grow(grown.setdefault((id(rule), entity), {}), sample, at)
-                    parts = shares.setdefault((id(rule), entity), (rule, entity, at, {}))[3]
-                    parts[sample.name] = parts.get(sample.name, 0.0) + float(sample.value)
-            if named and not found:
-                strange[named] = None
-        for named in strange:
+        for number, sample in enumerate(_joined(samples, self._joins) if self._joins else samples):
+            if number % SLICE == SLICE - 1:
+                yield
+            self._take(report, sample, t_ns if sample.t_ns is None else sample.t_ns)
+        for named in report.strange:
             self.strangers.add(named)
-        for (table, entity, name), (total, at) in sums.items():
+        out = report.readings
+        for (table, entity, name), (total, at) in report.sums.items():
             out.append(Reading(table, entity, name, total, at))
-        for rule, entity, at, parts in shares.values():
+        for rule, entity, at, parts in report.shares.values():
             out += _shares(rule, entity, parts, at)
             if rule.grows:
-                report = reports.setdefault(self._source, GaugeReport())
-                _mean_growth(report, rule, entity, grown.get((id(rule), entity), {}))
+                gauge = report.gauges.setdefault(self._source, GaugeReport())
+                _mean_growth(gauge, rule, entity, report.grown.get((id(rule), entity), {}))
         gauges: dict[Cell, float | None] = {}
-        for source, report in reports.items():
-            gauges |= self._sums.gauges.join(source, report, t_ns) if report.values else {}
+        for source, gauge in report.gauges.items():
+            gauges |= self._sums.gauges.join(source, gauge, t_ns) if gauge.values else {}
         out += (Reading(*cell, joint, t_ns) for cell, joint in gauges.items())
         return out
+
+    def _take(self, report: _Report, sample: SeriesSample, at: int) -> None:
+        """Add one sample to its report."""
+        key = (sample.measurement, sample.name)
+        named, found = "", False
+        for line in self._lines.get(key, ()):
+            entity = self._entity(line.rule, sample.labels)
+            if entity is None:
+                named = named or self._stranger(line.rule, sample.labels)
+                continue
+            found = found or line.signal.table != "site"  # which has all series, of whomever
+            signal, value = line.signal, self._value(line, sample)
+            cell = (signal.table, entity, signal.name)
+            if line.is_part:
+                self._take_part(report.gauges, cell, line, sample, value, at)
+            elif not line.measure.add:
+                report.readings.append(Reading(*cell, value, at))
+            elif value is not None:
+                # Exporters of a place count for themselves, though their labels may be the same
+                source = None if self._place is None else self._source
+                part = (*key, source, *sorted(sample.labels.items()))
+                total = self._sums.add(cell, part, int(value))
+                if total is None:
+                    self.faults.add(_too_many(sample))
+                else:
+                    report.sums[cell] = total, at
+        for rule in self._parts.get(key, ()):
+            entity = self._entity(rule, sample.labels)
+            if entity is None:
+                named = named or self._stranger(rule, sample.labels)
+                continue
+            found = True
+            if isinstance(sample.value, int | float) and abs(sample.value) < 1e300:
+                if rule.grows:
+                    self._grow(report.grown.setdefault((id(rule), entity), {}), sample, at)
+                parts = report.shares.setdefault((id(rule), entity), (rule, entity, at, {}))[3]
+                parts[sample.name] = parts.get(sample.name, 0.0) + float(sample.value)
+        if named and not found:
+            report.strange[named] = None
 
     def _take_part(
         self,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BATCH_POINTS = 5000
 TIMEOUT_S = 10.0
 MAX_TEXT = 300  # of a server's complaint
+MAX_PAGE = 8 * 2**20  # bytes of its metrics
 # Statuses of a write that a server refuses however often it is sent; others may be mended there.
 REFUSED = (400, 405, 406, 411, 413, 415, 422)
 _STARTED = re.compile(rb"^process_start_time_seconds(?:\{[^}]*\})? ([0-9.eE+]+)", re.MULTILINE)
@@ -240,8 +241,11 @@ class InfluxWriter:
         connection.
         """
         manager = self._client.api_client.rest_client.pool_manager
-        answer = manager.request("GET", f"{self._url}/metrics", timeout=self._timeout_s, retries=False)
-        match = _STARTED.search(answer.data) if answer.status == 200 else None
+        answer = manager.request(
+            "GET", f"{self._url}/metrics", timeout=self._timeout_s, retries=False, preload_content=False
+        )
+        page = self._page(answer)
+        match = _STARTED.search(page) if answer.status == 200 else None
         began = match.group(1) if match else None
         known, self._started = self._started, began
         if began == known if began is not None else not self._failed:
@@ -254,6 +258,19 @@ class InfluxWriter:
             self._acked.clear()
             self._acked_points = 0
             self._make_room()
+
+    def _page(self, answer: Any) -> bytes:
+        """Return a page of metrics, or its first MAX_PAGE bytes. Raises TimeoutError where it drips on."""
+        page, ends_s = bytearray(), time.monotonic() + self._timeout_s
+        while (part := answer.read1(MAX_PAGE)) and len(page) < MAX_PAGE:
+            page += part
+            if time.monotonic() > ends_s:
+                answer.close()
+                raise TimeoutError(f"no complete page of metrics within {self._timeout_s:g} s")
+        if part:
+            answer.close()  # its connection would begin with the rest
+        answer.release_conn()
+        return bytes(page)
 
     def _heads_of(self, batch: _Batch) -> list[bytes]:
         key = (batch.names.hash, batch.columns.table)

@@ -67,8 +67,11 @@ class KubernetesClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Close all connections; the next request opens one again."""
-        session, self._session = self._session, None
+        """Close all connections; the next request opens one again, with the access as its files have it then.
+
+        A renewed authority or certificate shows as no answer, and not as a refused token.
+        """
+        session, self._session, self._access = self._session, None, None
         if session is not None:
             await session.close()
 
@@ -206,7 +209,7 @@ class KubernetesClient:
     async def _renew(self, refused: Access, path: str) -> None:
         """Reload a refused token, which may have been renewed in its file. Raises ApiError (401) if it was
         not."""
-        if self._access is refused:
+        if self._access is refused or self._access is None:  # None: closed meanwhile
             self._access = await self._loaded()
         if self._access is None or self._access.token == refused.token:
             where = "" if refused.token_from is None else f" of {refused.token_from}"

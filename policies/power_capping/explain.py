@@ -213,7 +213,7 @@ class PowerExplainer:
         sentences = [*_first_sentences(state, rows), _capped_sentence(state)]
         figures = [
             KeyFigure("failover", state.failover), KeyFigure("racks_total", n_rack),
-            KeyFigure("capped.gpus", counts.gpus, "count", "GPUs held below their maximum"),
+            KeyFigure("capped.gpus", counts.gpus, "count"),
             KeyFigure("capped.of", counts.of), KeyFigure("capped.advised_gpus", counts.advised_gpus),
             *(KeyFigure(f"capped.by_policy.{name}", n) for name, n in counts.by_policy.items()),
             *_first_figures(first),
@@ -398,7 +398,7 @@ PLACE_COLUMNS = (
     TableColumn("coming_w", "W", "load forecast"), TableColumn("coming_left_w", "W", "left by forecast"),
     TableColumn("peak_w", "W", detail=True), TableColumn("peak_lost_w", "W", detail=True),
     TableColumn("peak_s", "s", detail=True), TableColumn("metered", detail=True),
-    TableColumn("unheard_racks", "", "unheard"), TableColumn("capped_gpus", "", "capped"),
+    TableColumn("unheard_racks", "", "racks unreported"), TableColumn("capped_gpus", "", "capped"),
 )  # fmt: skip
 STEP_COLUMNS = ("limit_w", "limit_from", "target_w", "load_w", "lost_w", "left_w", "use_pu")
 GROUP_COLUMNS = (
@@ -522,15 +522,22 @@ def _pct(share: float) -> str:
 def _first_sentences(state: PowerState, rows: list[dict[str, Any]]) -> list[Sentence]:
     """Sentences on the first place to bind. A bound is no warning, and hides none."""
     first, expected = first_to_bind(rows), first_to_bind(rows, bounds=False)
-    if first is None:
-        return [Sentence("no binding limit is known: no place has both a limit and a load", "warning")]
     out: list[Sentence] = []
+    if dead := [row["place"] for row in rows if row["dead"]]:
+        more = f" and {len(dead) - 3} more" if len(dead) > 3 else ""
+        words = "has no voltage, or its breaker is open: the other side carries its load"
+        if len(dead) > 1:
+            words = "have no voltage, or their breakers are open: the other side carries their load"
+        out.append(Sentence(f"feeder {', '.join(dead[:3])}{more} {words}", "warning"))
+    if first is None:
+        words = "no binding limit is known: no place has both a limit and a load"
+        return [*out, Sentence(words, "warning")]
     if expected is not None and expected["use_pu"] >= NEARLY_FULL_PU:
         out.append(Sentence(first_words(expected), "warning"))
-    if first["bound"] or not out:
+    if first["bound"] or expected is None or expected["use_pu"] < NEARLY_FULL_PU:
         out.append(Sentence(first_words(first)))
-    acts = any(p["authority"] == "act" for p in policies_of(state.request))
-    if first["over"] and first["in_s"] and acts:
+    acts = any(p["authority"] == "act" and not p["suspended"] for p in policies_of(state.request))
+    if state.request.role == "leader" and first["over"] and first["in_s"] and acts:
         words = "The forecast ignores future caps; armed policies will cap before this happens."
         out.append(Sentence(words))
     view = state.view
@@ -549,7 +556,7 @@ def _first_figures(first: dict[str, Any] | None) -> list[KeyFigure]:
 
 def _capped_sentence(state: PowerState) -> Sentence:
     counts = capped_counts(state)
-    by = ", ".join(f"{n:,} by {clean(p, 40)}" for p, n in counts.by_policy.items())
+    by = ", ".join(f"{n:,} by {clean(p, 40) or 'an earlier run'}" for p, n in counts.by_policy.items())
     sentence = f"capped: {counts.gpus:,} of {counts.of:,} GPUs" + (f" ({by})" if by else "")
     if counts.advised_gpus:
         sentence += f"; {counts.advised_gpus:,} more only by advice (preview, not commanded)"
@@ -582,7 +589,7 @@ def _places_table(rows: list[dict[str, Any]]) -> DataTable:
         most_w = max((w for w in coming if w is not None), default=None)
         made.append(row | {"coming_w": most_w, "coming_left_w": min(left, default=None)})
         ahead_s = max([ahead_s, *(s["horizon_s"] for s in row["ahead"])])
-    words = "places; left: what a limit leaves, of a feeder with the other side lost"
+    words = "places; left and used: of the limit, of a feeder with the other side lost, or of the target"
     if ahead_s:
         words += f"; forecast: the worst within {text.duration(ahead_s)}, upper ends of 90 % bands"
     return table_of("places", PLACE_COLUMNS, made, words)

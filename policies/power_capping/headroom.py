@@ -277,8 +277,10 @@ def place_rows(state: PowerState, places: list[int]) -> list[dict[str, Any]]:
         if not below[place] and not dead:
             continue
         looked = _look(limits, place, loads.now_w, loads.lost_w, failover and feeder)
+        if dead:  # a feeder without voltage lends nothing
+            looked |= {"left_w": None, "use_pu": None}
         steps = [{"horizon_s": c.horizon_s, "from": c.basis, "bound": bool(c.summed[place]),
-                  "limit_from": limit_from(state, place, limit),
+                  "limit_from": limit_from(state, place, limit), "target": limit.target[place],
                   **_look(limit, place, c.upper_w, c.lost_w, failover and feeder)}
                  for c, limit in zip(ahead, later, strict=True) if np.isfinite(c.upper_w[place])]  # fmt: skip
         row: dict[str, Any] = {
@@ -326,7 +328,8 @@ def first_to_bind(rows: list[dict[str, Any]], bounds: bool = True) -> dict[str, 
             over = case["use_pu"] >= 1.0
             target_w, load_w = case["target_w"], case["load_w"]
             by_target = target_w is not None and case["left_w"] == _w(target_w - load_w)
-            lost = case["lost_w"] is not None and not by_target
+            # Where the other side carries nothing, its loss changes nothing
+            lost = case["lost_w"] not in (None, load_w) and not by_target
             bound = case["bound"] or (lost and case["horizon_s"] > 0)
             key = (case["horizon_s"] if over else np.inf, -case["use_pu"])
             if (bounds or not bound) and (best is None or key < best[0]):
@@ -334,7 +337,7 @@ def first_to_bind(rows: list[dict[str, Any]], bounds: bool = True) -> dict[str, 
                              "use_pu": case["use_pu"], "left_w": case["left_w"], "over": over,
                              "limit_w": case["target_w"] if by_target else case["limit_w"],
                              "limit_from": case["limit_from"],
-                             "target": row["target"] if by_target else "",
+                             "target": case["target"] if by_target else "",
                              "lost": lost,
                              "bound": bound}  # fmt: skip
     return None if best is None else best[1]
@@ -403,6 +406,12 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
     if not any(r["ahead"] for r in rows):
         recent = "; the recent peaks stand in for it" if request.account is not None else ""
         out.append(NO_FORECAST + recent)
+    rack = rack_power(state.view)
+    if feared := int((~rack.reporting & np.isfinite(rack.worst_w)).sum()):
+        out.append(
+            f"{feared} of {len(state.rack_w)} racks report no power just now: they count with the most that "
+            "they may draw, not with a reading"
+        )
     silent = int((~np.isfinite(state.rack_w)).sum())
     if silent:
         out.append(

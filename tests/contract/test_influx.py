@@ -276,3 +276,31 @@ def test_the_service_sends_what_it_samples(victoria: Victoria, tmp_path: Path) -
     assert len(victoria.series("gpu_temp_c")) == pod.site.sizes["gpu"]
     assert service.alarms() == []
     service.close()
+
+
+def test_a_page_of_metrics_without_end_holds_up_no_writing(layout: Layout) -> None:
+    """The page says when the server began; one that drips on, or never ends, says nothing of use."""
+    ends = threading.Event()
+
+    class Dripping(Answers):
+        status = 204
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            while not ends.wait(0.05):
+                self.wfile.write(b"# " + b"x" * 100 + b"\n")
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        writer = writer_to(f"http://127.0.0.1:{server.server_address[1]}", timeout_s=0.5)
+        offer(writer, layout, start_ns(), 1.0)
+        wait_for(lambda: writer.stats()["error"] != "")
+        assert "no complete page of metrics within 0.5 s" in str(writer.stats()["error"])
+    finally:
+        ends.set()
+        writer.close(0.5)
+        server.shutdown()
+        server.server_close()

@@ -104,3 +104,47 @@ def test_heads_are_kept_outside_and_a_tick_waits_for_neither(
 
         asyncio.run(again())
         assert main(verify) == 1
+
+
+def test_heads_go_where_a_reload_moves_the_broker(
+    server: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`journal verify` asks at the present topic: heads at that of before would accuse the daemon."""
+    monkeypatch.setattr(journal_anchor, "EVERY_S", 0.2)
+    private, public = make_keys()
+    (tmp_path / "journal.key").write_text(private)
+    (tmp_path / "journal.key").chmod(0o600)
+    (tmp_path / "journal.key.pub").write_text(public)
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks()))
+    with mosquitto(server, tmp_path / "one") as one, mosquitto(server, tmp_path / "two") as two:
+
+        def configure(port: int, client_id: str) -> None:
+            tree = {
+                "site": "site.yaml", "broker": {"host": "127.0.0.1", "port": port, "client_id": client_id},
+                "api": None, "tick_s": 0.2, "quotas": {"journal_reserve_mb": 1},
+                "history": {"embedded": False},
+                "journal": {"sign_key_file": "journal.key", "anchor": ["mqtt"]},
+            }  # fmt: skip
+            (tmp_path / "racktwin.yaml").write_text(yaml.safe_dump(tree))
+
+        async def scene() -> None:
+            configure(one.port, "before")
+            daemon = Daemon(load_config(tmp_path / "racktwin.yaml"), SdNotify())
+            task = asyncio.create_task(daemon.run())
+            outside = daemon.services.anchor.outside
+            await until(lambda: outside.get("mqtt", 0) > 1)
+            configure(two.port, "after")
+            assert await daemon.reload("ada") == []
+            lines = daemon.opened.recorder.safe[0]
+            await until(lambda: outside["mqtt"] > lines)
+            daemon.stop()
+            await task
+
+        asyncio.run(scene())
+        verify = ["journal", "verify", str(tmp_path / "state" / "run")]
+        verify += ["--key", str(tmp_path / "journal.key.pub"), "--anchor", "mqtt"]
+        verify += ["--config", str(tmp_path / "racktwin.yaml")]
+        assert main(verify) == 0, capsys.readouterr()

@@ -16,14 +16,17 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from connectors import prometheus
-from connectors.prometheus import PrometheusSource, ScrapeSettings
+from connectors.prometheus import PageDecoder, PrometheusSource, ScrapeSettings
+from connectors.series_map import load_map
 from tests.support.builders import site_of, two_racks
 from tests.support.inlets import until
 from tests.support.patience import PATIENCE_S
 from twin.catalogue import TABLES, ConnectorError
+from twin.config import Config, Loaded, Scrape
 from twin.contracts import Item
 from twin.site import Site
 from twin.telemetry import Block, Inbox, State
+from twin.wiring import make_scrapes
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PAGE = "".join(f'DCGM_FI_DEV_POWER_USAGE{{gpu="{g}",Hostname="x"}} {100 + g}\n' for g in range(4))
@@ -319,3 +322,61 @@ def test_https_needs_trust_and_an_identity(site: Site, tmp_path: Path, server: C
         return inlet
 
     assert asyncio.run(story()).staged
+
+
+@pytest.mark.parametrize("own", [0, 50_000])
+def test_a_large_page_holds_up_no_loop(site: Site, own: int) -> None:
+    """Exporters of a whole fabric or cluster have pages of many megabytes, most of it of no interest."""
+    foreign = b'kube_pod_info{namespace="default",pod="a-0001",uid="1",node="n1"} 1\n' * (200_000 - 3 * own)
+    ours = b"".join(
+        b'DCGM_FI_DEV_POWER_USAGE{gpu="%d",Hostname="x",uuid="%d"} 1\n' % (i % 4, i) for i in range(own)
+    )
+    decoder = PageDecoder(site, *load_map("dcgm"), "lab/h/r1/node0")
+    page = foreign + ours + PAGE.encode()
+
+    async def story() -> tuple[int, int]:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        found = await decoder.read(page, time.time_ns())
+        task.cancel()
+        return turns, len(found)
+
+    turns, count = asyncio.run(story())
+    assert count == own + 4
+    assert turns > len(foreign) // 100_000 + 2 * own // 300
+
+
+def test_a_token_that_was_renewed_is_read_again(site: Site, tmp_path: Path) -> None:
+    """Tokens of Kubernetes live for an hour; meanwhile a file may be absent."""
+    valid, seen = "first", list[str]()
+    file = tmp_path / "token"
+    file.write_text("first\n")
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["Authorization"])
+        return web.Response(text=PAGE) if seen[-1] == f"Bearer {valid}" else web.Response(status=401)
+
+    async def story() -> None:
+        nonlocal valid
+        async with served(answer) as url:
+            scrape = Scrape(url=url, map="dcgm", period_s=0.2, timeout_s=2.0, token_file="token")
+            config = Config(site="site.yaml", broker="embedded", scrapes=[scrape])
+            (one,) = make_scrapes(Loaded(config, tmp_path / "racktwin.yaml"), site)
+            inlet = Kept(site)
+            task = asyncio.create_task(one.run(inlet))
+            await until(lambda: len(seen) > 1, "the first token", task)
+            valid = "second"
+            file.unlink()
+            await until(lambda: inlet.spoiled, "the refusal", task)
+            file.write_text("second\n")
+            await until(lambda: seen[-1] == "Bearer second", "the second token")
+            task.cancel()
+
+    asyncio.run(story())

@@ -215,3 +215,31 @@ def test_files_of_the_history_server_are_found_beside_the_configuration(
     (tmp_path / "ca.pem").write_text("none")
     with pytest.raises(ConfigError, match=r"history\.influx\.tls"):
         _whole_paths(loaded)
+
+
+def test_a_cluster_whose_authority_was_renewed_is_found_again(
+    papers: dict[str, Papers], tmp_path: Path
+) -> None:
+    """The file `ca.crt` of a pod, and that of a kubeconfig, is replaced while the daemon runs."""
+    ours, ca = papers["sound"].trusted, tmp_path / "ca.crt"
+    ca.write_bytes((ours.parent / ours.name.replace("ours", "stranger")).read_bytes())
+
+    async def story(server: TlsServer) -> None:
+        tree = {
+            "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+            "clusters": [{"name": "k", "cluster": {"server": f"https://127.0.0.1:{server.port}",
+                                                   "certificate-authority": str(ca)}}],
+            "users": [{"name": "u", "user": {"token": "secret"}}],
+        }  # fmt: skip
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(tree))
+        client = KubernetesClient(lambda: from_kubeconfig(tmp_path / "kubeconfig"))
+        with pytest.raises(ConnectorError, match="not trusted"):
+            await client.post("/api", {})
+        ca.write_bytes(ours.read_bytes())
+        await client.close()  # as its source does where the server does not answer
+        assert await client.post("/api", {}) == b"{}"
+        await client.close()
+
+    with TlsServer(papers["sound"]) as server:
+        asyncio.run(story(server))

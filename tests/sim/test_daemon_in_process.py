@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import pytest
 import yaml
 
 from tests.support.builders import two_racks
+from tests.support.patience import PATIENCE_S
 from twin.api.page import DecisionQuestion, DecisionSearch
-from twin.catalogue import ConfigError, TwinError
+from twin.catalogue import NS, ConfigError, TwinError
 from twin.cli.main import main
 from twin.config import Loaded, load_config, make_engine
-from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision
+from twin.contracts import JOURNAL_KINDS, AlarmRecord, CommandBatch, Decision, Finding, ReloadRecord
 from twin.daemon import Daemon, SdNotify, load_checked
+from twin.daemon.alarms import AlarmBook
 from twin.engine import Engine
 from twin.run import OPEN, TraceReader, closed_segments, journal_lines, open_recorded, replay_frames
 from twin.site import build_site
@@ -211,3 +214,125 @@ def test_input_on_which_the_engine_fails_ends_the_daemon_once(
     outcome = replay_frames(engine, TraceReader(folder), folder / OPEN, since=since)
     assert outcome.damage == []
     assert engine.checksum() == last.engine.checksum()
+
+
+def reloading(tmp_path: Path, scene: Callable[[Daemon], Awaitable[None]], **more: Any) -> None:
+    """Run a scene beside a small daemon that ticks."""
+    config = configured(tmp_path, GUARDED, simulated=True, **more)
+
+    async def run() -> None:
+        daemon = Daemon(config, SdNotify())
+        task = asyncio.create_task(daemon.run())
+        while not daemon.live.ready:
+            await asyncio.sleep(0.02)
+        try:
+            await scene(daemon)
+        finally:
+            daemon.stop()
+            await task
+
+    asyncio.run(run())
+
+
+def test_a_change_that_comes_while_a_reload_is_under_way_is_read_as_well(tmp_path: Path) -> None:
+    async def scene(daemon: Daemon) -> None:
+        async with daemon.tick_lock:  # the first one waits here, having read the files
+            first = asyncio.create_task(daemon.reload("first"))
+            await asyncio.sleep(0.5)
+            (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks(racks="r[3-4]", policies=GUARDED)))
+            others = [asyncio.create_task(daemon.reload(f"SIGHUP {i}")) for i in range(50)]
+            await asyncio.sleep(0.1)
+        assert await first == []
+        assert [await other for other in others] == [[]] * 50
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r3", "lab/h/r4"]
+        reloads = [line.record for line in daemon.live.lines if isinstance(line.record, ReloadRecord)]
+        assert len(reloads) == 2
+
+    reloading(tmp_path, scene)
+
+
+def test_a_reload_that_fails_is_refused_or_said_to_be_in_force_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(daemon: Daemon) -> None:
+        def fail(*_: Any) -> None:
+            raise ValueError("no such thing")
+
+        before = daemon.loaded
+        (tmp_path / "site.yaml").write_text(yaml.safe_dump(two_racks(racks="r[3-4]", policies=GUARDED)))
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.services, "prepare", fail)
+            assert await daemon.reload("ada") == ["ValueError: no such thing"]
+        assert daemon.loaded is before
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r1", "lab/h/r2"]
+        await seen(daemon, "A new configuration was refused")
+        with monkeypatch.context() as patch:
+            patch.setattr(daemon.services, "start_links", fail)
+            with pytest.raises(TwinError, match="in force only in part: ValueError: no such thing"):
+                await daemon.reload("ada")
+        assert daemon.ingest.site.names["rack"] == ["lab/h/r3", "lab/h/r4"]
+        await seen(daemon, "A new configuration is in force only in part")
+        assert await daemon.reload("ada") == []  # it changes nothing, and starts nothing
+        await asyncio.sleep(0.5)
+        await seen(daemon, "A new configuration is in force only in part")
+
+    reloading(tmp_path, scene)
+
+
+async def seen(daemon: Daemon, title: str) -> None:
+    """Wait until the alarm of a reload has this title."""
+    async with asyncio.timeout(PATIENCE_S):
+        while title not in [a.title for a in daemon.alarms.active() if a.id == "reload"]:
+            await asyncio.sleep(0.05)
+
+
+def test_a_reload_takes_renewed_files_of_an_unchanged_configuration(tmp_path: Path) -> None:
+    """Tokens, certificates and mappings are replaced under their names."""
+    for name in ("hook.token", "exporter.token"):
+        (tmp_path / name).write_text("first")
+    (tmp_path / "own.yaml").write_text("extends: dcgm\n")
+    more = {
+        "notify": [{"kind": "webhook", "url": "http://127.0.0.1:9/x", "token_file": "hook.token"}],
+        "scrapes": [{"url": "http://127.0.0.1:9/metrics", "map": "own.yaml", "token_file": "exporter.token"}],
+    }
+
+    async def scene(daemon: Daemon) -> None:
+        services = daemon.services
+
+        async def renewed() -> tuple[bool, bool]:
+            links, notifier = services.links, services.notifier
+            assert await daemon.reload("ada") == []
+            return services.links is not links, services.notifier is not notifier
+
+        assert await renewed() == (False, False)
+        (tmp_path / "exporter.token").write_text("second")
+        assert await renewed() == (True, False)
+        (tmp_path / "hook.token").write_text("second")
+        assert await renewed() == (False, True)
+        (tmp_path / "own.yaml").write_text("extends: dcgm\nnames: {n1: lab/h/r1/node0}\n")
+        assert await renewed() == (True, False)
+        assert await renewed() == (False, False)
+
+    reloading(tmp_path, scene, **more)
+
+
+def test_alarms_that_wait_for_a_receiver_are_sent_to_the_corrected_address(tmp_path: Path) -> None:
+    def notify(*urls: str) -> list[dict[str, str]]:
+        return [{"kind": "webhook", "url": url} for url in urls]
+
+    async def scene(daemon: Daemon) -> None:
+        finding = Finding("heat/lab/h/r1", "warning", "Heat is off", ("lab/h/r1",), (), 0.99, "Look.")
+        (change,) = AlarmBook(tmp_path / "book").update([finding], NS)
+        daemon.services.notifier.offer([change])
+        first, other = daemon.services.notifier.receivers
+        await asyncio.sleep(0.2)
+        tree = yaml.safe_load((tmp_path / "racktwin.yaml").read_text())
+        urls = ("http://127.0.0.1:7/kept", "http://127.0.0.1:8/right", "http://127.0.0.1:8/more")
+        (tmp_path / "racktwin.yaml").write_text(yaml.safe_dump(tree | {"notify": notify(*urls)}))
+        assert await daemon.reload("ada") == []
+        kept, right, more = daemon.services.notifier.receivers
+        assert [r.target.url for r in (first, other)] == ["http://127.0.0.1:9/wrong", urls[0]]
+        assert (kept.pending, right.pending, more.pending) == (other.pending, first.pending, 0)
+        assert first.pending > 0
+
+    reloading(tmp_path, scene, notify=notify("http://127.0.0.1:9/wrong", "http://127.0.0.1:7/kept"))

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from policies.operator import Operator
 from tests.support.builders import Twin, two_racks
 from tests.support.in_process_daemon import Pod, serve
 from twin.catalogue import NS
 from twin.contracts import Finding
+from twin.control import DONE
 from twin.daemon.alarm_causes import PREFIXES, AlarmCauses
 from twin.sources import SourceLedger
 from twin.telemetry import Reading
@@ -250,3 +252,31 @@ def test_silent_signals_are_listed_on_request_with_their_ages(tmp_path: Path) ->
         assert (column["late"], column["age_s"]) == ([True], [20.0])
 
     serve(tmp_path, check)
+
+
+def test_a_node_that_a_policy_switched_off_is_not_to_be_started_at_once() -> None:
+    """Receivers get the action with the alarm, so the finding has it before anybody is notified."""
+    twin = Twin(two_racks(), [Operator()], authority={"operator": "act"})
+    ledger = SourceLedger(twin.site.sizes, lambda *_: (0, 0), lambda: twin.now_ns)
+    causes, engine = AlarmCauses(), twin.engine
+    nodes = tuple(twin.site.name("node", i) for i in (3, 4))
+    action = "Check its supply, then start it."
+
+    def shown(*entities: str) -> str:
+        found = Finding(f"fault/node_down/{entities[0]}", "critical", "off", entities, (), 0.99, action)
+        (one,) = causes.named([found], engine, ledger)
+        assert causes.named([found], engine, ledger)[0] is one, "an alarm that stays is not taken anew"
+        return one.action
+
+    assert shown(nodes[0]) == action
+    lease, policy = engine.arbiter.leases["node.power_state"], engine.policies[0].name
+    lease.value[3], lease.state[3], lease.owner[3] = 2.0, DONE, 0
+    assert shown(nodes[0]) == f"{policy} switched it off: start it only once the cause of that is over."
+    assert shown(*nodes) == (
+        f"{policy} switched off {nodes[0]}: start it only once the cause of that is over. "
+        f"For the rest: {action}"
+    )
+    lease.value[4], lease.state[4], lease.owner[4] = 2.0, DONE, 0
+    assert shown(*nodes) == f"{policy} switched them off: start them only once the cause of that is over."
+    lease.value[3:5] = 0.0
+    assert shown(nodes[0]) == action

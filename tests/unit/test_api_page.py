@@ -20,7 +20,6 @@ from twin.api import updates as api_updates
 from twin.api.page import changed, responses, simulations, with_responses
 from twin.catalogue import NS, control_words, plain_text
 from twin.cli.main import main
-from twin.control import DONE
 from twin.telemetry import events as ev
 
 CELLS = st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=3, max_size=3)
@@ -192,21 +191,6 @@ def test_alarms_say_what_is_done_about_them(tmp_path: Path) -> None:
         assert [d.startswith("thermal_guard holds the power cap of 72 GPUs at ") for d in alarm["doing"]] == [
             True
         ]
-
-    serve(tmp_path, check)
-
-
-def test_a_node_that_a_policy_switched_off_is_not_to_be_started_at_once(tmp_path: Path) -> None:
-    async def check(pod: Pod) -> None:
-        name = pod.twin.site.name("node", 3)
-        down = {"id": f"fault/node_down/{name}", "entities": [name], "action": "Start it.", "count": 1}
-        (told,) = with_responses(pod.live, [down])
-        assert told["action"] == "Start it."
-        lease = pod.twin.engine.arbiter.leases["node.power_state"]
-        lease.value[3], lease.state[3], lease.owner[3] = 2.0, DONE, 0
-        (told,) = with_responses(pod.live, [down])
-        policy = pod.twin.engine.policies[0].name
-        assert told["action"] == f"{policy} switched it off: start it only once the cause of that is over."
 
     serve(tmp_path, check)
 

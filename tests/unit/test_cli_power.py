@@ -20,7 +20,7 @@ from tests.support.in_process_daemon import Desk, serving_aside
 from twin.cli.arguments import instant_ns
 from twin.cli.grammar import watts
 from twin.cli.operate import kw, show_explanation
-from twin.contracts import Explanation, Sentence, table_of
+from twin.contracts import Explanation, Forecast, Sentence, table_of
 
 NASTY = "\x1b[31m[bold]evil\u202e"
 
@@ -224,3 +224,64 @@ def test_what_binds_first_in_words() -> None:
     assert first_words(later | {"bound": True}).startswith(
         "worst case in 15 min, not a forecast (all racks reach the upper ends of their 90 % bands at once): "
     )
+
+
+def test_a_dead_feeder_has_nothing_left_and_is_named(
+    desk: PowerDesk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {
+        "gpu.power_w": np.full(144, 600.0), "rack.power_w": np.full(2, 50e3),
+        "feeder.power_w": np.array([0.0, 1e5]), "feeder.energised_state": np.array([1.0, 0.0]),
+    }  # fmt: skip
+    for _ in range(5):
+        desk.do(lambda: desk.pod.tick(values))
+    assert desk.run("power") == 0
+    text = said(capsys)
+    assert "feeder lab/h/a has no voltage, or its breaker is open: the other side carries its load" in text
+    assert "lab/h/a feeder 150 0 0 - -" in text
+    assert "now: feeder lab/h/b binds first: " in text, "the other side has failed already"
+
+
+def test_a_load_that_is_feared_is_said_to_be(desk: PowerDesk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.drive(10, 600.0)
+    assert desk.run("power") == 0
+    assert "report no power just now" not in said(capsys)
+    desk.rig.silent = {"rack.power_w", "gpu.power_w"}
+    desk.drive(100)
+    assert desk.run("power") == 0
+    words = "2 of 2 racks report no power just now: they count with the most that they may draw, not"
+    assert f"{words} with a reading" in said(capsys)
+
+
+def test_a_cap_of_an_earlier_run_has_a_name(desk: PowerDesk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.drive(3, 300.0)
+    desk.pod.twin.engine.arbiter.leases["gpu.power_cap_w"].owner[:] = -1
+    assert desk.run("power") == 0
+    assert "(144 by an earlier run)" in said(capsys)
+
+
+def test_a_target_that_is_to_come_is_named_where_it_binds(
+    desk: PowerDesk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk.drive(3, 300.0)
+    assert desk.run("power", "target", "evening", "--limit", "20kW", "--from", "+10min") == 0
+    desk.drive(2)
+    high = np.full(2, 50e3, np.float32)
+    f = Forecast("rack.power_w", 900.0, high, high, high, "test")
+    desk.pod.live.engine.forecasts["rack.power_w", 900.0] = f
+    capsys.readouterr()
+    assert desk.run("power") == 0
+    assert "80.0 kW above load target evening of 20.0 kW" in said(capsys)
+
+
+@pytest.mark.parametrize("role", ["leader", "standby"])
+def test_only_a_leader_says_that_policies_will_cap(
+    desk: PowerDesk, capsys: pytest.CaptureFixture[str], role: Any
+) -> None:
+    desk.drive(3, 300.0)
+    high = np.full(2, 140e3, np.float32)
+    f = Forecast("rack.power_w", 900.0, high, high, high, "test")
+    desk.pod.live.engine.forecasts["rack.power_w", 900.0] = f
+    desk.pod.live.role = role
+    assert desk.run("power") == 0
+    assert ("policies will cap before" in said(capsys)) == (role == "leader")

@@ -31,7 +31,7 @@ from twin.run import (
     take_sample,
 )
 from twin.run.history_sample import TableSample
-from twin.run.history_schema import MIGRATIONS, open_store
+from twin.run.history_schema import MIGRATIONS, move_aside, open_store
 from twin.run.history_service import Sampler
 from twin.run.history_writer import Backlog, HistoryWriter
 
@@ -85,6 +85,29 @@ def test_a_file_that_is_no_database_is_moved_aside(tmp_path: Path, pod: Twin) ->
     wait_for(lambda: writer.written == 1)
     assert writer.close()
     assert (tmp_path / "history-aside1.db").read_bytes().startswith(b"something else")
+
+
+def test_what_is_moved_aside_stays_within_the_quota(tmp_path: Path, pod: Twin) -> None:
+    """A disk that damages the file again and again is not filled with damaged files."""
+    path = tmp_path / FILE_NAME
+    for number in range(1, 31):
+        path.write_bytes(b"%02d is no database" % number * 1000)
+        path.with_name(f"{FILE_NAME}-wal").write_bytes(b"x" * 1000)
+        move_aside(path, 40_000)
+    kept = sorted(p.name for p in tmp_path.iterdir())
+    assert kept == [
+        "history-aside29.db",
+        "history-aside29.db-wal",
+        "history-aside30.db",
+        "history-aside30.db-wal",
+    ]
+    path.write_bytes(b"large" * 20_000)
+    assert move_aside(path, 40_000).name == "history-aside31.db", "the newest stays in any case"
+    assert [p.name for p in tmp_path.iterdir()] == ["history-aside31.db"]
+    for _ in range(30):
+        path.write_bytes(b"")
+        move_aside(path, 10**9)
+    assert len(list(tmp_path.iterdir())) == 20
 
 
 class Full(HistoryStore):

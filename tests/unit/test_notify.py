@@ -400,3 +400,103 @@ def test_no_receivers_no_work(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
 
     in_world(tmp_path, story)
+
+
+def picky(world: World, refuses: str, most: int = 200) -> None:
+    """Let the receiver answer 400 to a body with this alarm, and 413 to one of more than so many events."""
+    plain = world._answer
+
+    async def answer(request: web.Request) -> web.Response:
+        events = (await request.json())["events"]
+        if len(events) > most:
+            world.requests += 1
+            return web.Response(status=413)
+        if any(e["alarm"]["id"] == refuses for e in events):
+            world.requests += 1
+            return web.Response(status=400)
+        return await plain(request)
+
+    world._answer = answer
+
+
+@pytest.mark.parametrize("most", [200, 7])
+def test_a_refused_body_loses_the_refused_alarm_alone(tmp_path: Path, most: int) -> None:
+    async def story(world: World) -> None:
+        picky(world, "x/77", most)
+        async with world.serving():
+            notifier = world.notifier(world.target())
+            world.see(notifier, *[finding(f"x/{i}") for i in range(150)])
+            async with running(notifier):
+                (receiver,) = notifier.receivers
+                await until(lambda: not receiver.pending)
+                await until(lambda: not notifier.faults())
+            told = [e["alarm"]["id"] for g in world.got for e in g["events"]]
+            assert sorted(told) == sorted(f"x/{i}" for i in range(150) if i != 77)
+            assert receiver.counts == {"sent": 149, "dropped": 0, "refused": 1, "failed": 0}
+
+    in_world(tmp_path, story)
+
+
+def test_a_receiver_that_refuses_everything_is_not_flooded(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.mode = 404
+        async with world.serving():
+            notifier = world.notifier(world.target())
+            world.see(notifier, *[finding(f"x/{i}") for i in range(1000)])
+            async with running(notifier):
+                (receiver,) = notifier.receivers
+                await until(lambda: receiver.counts["refused"])
+                await asyncio.sleep(1.0)
+                assert world.requests < 60
+                assert receiver.pending > 900, "they wait for the receiver to be put right"
+                world.mode = 200
+                await until(lambda: not receiver.pending)
+            assert world.heard() > 900
+
+    in_world(tmp_path, story)
+
+
+@pytest.mark.parametrize("failure", [asyncio.CancelledError, ValueError])
+def test_a_receiver_that_fails_within_goes_on_and_disturbs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    async def story(world: World) -> None:
+        other = World(tmp_path)
+        async with world.serving(), other.serving():
+            notifier = world.notifier(world.target(), other.target())
+            first, _ = notifier.receivers
+            plain, failures = first._post, 3
+
+            async def failing(*args: Any) -> None:
+                nonlocal failures
+                failures -= 1
+                if failures >= 0:
+                    raise failure
+                await plain(*args)
+
+            monkeypatch.setattr(first, "_post", failing)
+            other.mode = "slow"
+            async with running(notifier):
+                world.see(notifier, finding())
+                await until(lambda: world.got)
+                assert other.requests == 1, "what the other sends goes on"
+                other.mode = 200
+                await until(lambda: other.got)
+                await until(lambda: not notifier.faults())
+
+    in_world(tmp_path, story)
+
+
+def test_a_token_that_no_header_can_hold_is_said_and_waited_for(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            (tmp_path / "token").write_text("two\nlines")
+            notifier = world.notifier(world.target(token_file="token"))
+            async with running(notifier):
+                world.see(notifier, finding())
+                await until(notifier.faults)
+                assert "two" not in str(notifier.faults())
+                (tmp_path / "token").write_text("renewed")
+                await until(lambda: world.got)
+
+    in_world(tmp_path, story)

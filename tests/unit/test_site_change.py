@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from connectors.mqtt import Router
 from tests.support.builders import two_racks
 from tests.support.in_process_daemon import Pod, serve, serving_aside
+from tests.support.patience import PATIENCE_S
+from twin.api import client
+from twin.api.answers import LIVE
+from twin.api.page import site_changes
+from twin.catalogue import TwinError
 from twin.config import load_site, spec_of
 from twin.report import sentence
 from twin.simulation.plant_wire import PlantWire
@@ -292,3 +299,104 @@ def test_the_terminal_shows_and_applies_it(
         assert [b["reason"] for k, b in desk.pod.notes if k == "site_file"] == ["delivered"] * 2
         assert desk.run("site", "diff", role="viewer") == 0
         assert "nothing to add" in capsys.readouterr().out
+
+
+def test_two_approvals_at_once_do_not_take_back_what_is_in_force(tmp_path: Path) -> None:
+    """The second finds a reload under way; what it restored was the file of before the first."""
+    path = tmp_path / "site.yaml"
+
+    async def check(pod: Pod) -> None:
+        path.write_text(BLOCK)
+        pod.live.describe = lambda: description_of(grown())
+        is_reloading = False
+
+        async def reload(_: str) -> list[str]:
+            nonlocal is_reloading
+            if is_reloading:
+                return ["a reload is under way"]
+            is_reloading = True
+            await asyncio.sleep(0.5)
+            is_reloading = False
+            return []
+
+        pod.live.reload = reload
+        _, tree = await pod.ask("GET", "/api/v1/site/change")
+        found = await asyncio.gather(
+            *(pod.ask("POST", "/api/v1/site/change", "admin", approval(tree)) for _ in range(2))
+        )
+        assert sorted(status for status, _ in found) == [200, 409]
+        assert "loop1" in path.read_text()
+
+    serve(tmp_path, check)
+
+
+def test_an_approval_whose_client_is_gone_ends_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "site.yaml"
+
+    async def check(pod: Pod) -> None:
+        path.write_text(BLOCK)
+        pod.live.describe = lambda: description_of(grown())
+        is_asked, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def reload(_: str) -> list[str]:
+            is_asked.set()
+            await goes_on.wait()
+            return ["no"]
+
+        pod.live.reload = reload
+        _, tree = await pod.ask("GET", "/api/v1/site/change")
+        request = SimpleNamespace(app={LIVE: pod.live})
+        monkey = pytest.MonkeyPatch()
+        with monkey.context() as patch:
+            patch.setattr(site_changes, "author", lambda _: "ada")
+            patch.setattr(site_changes, "body_of", read_approval(approval(tree)))
+            task = asyncio.create_task(site_changes.approve(request))  # type: ignore[arg-type]
+            await is_asked.wait()
+            task.cancel()  # the interface itself ends with this reload
+            await asyncio.gather(task, return_exceptions=True)
+            goes_on.set()
+            async with asyncio.timeout(PATIENCE_S):
+                while path.read_text() != BLOCK or not pod.notes:
+                    await asyncio.sleep(0.01)
+        assert pod.notes[-1][1]["refused"] == ["no"]
+
+    serve(tmp_path, check)
+
+
+def read_approval(body: dict[str, Any]) -> Any:
+    async def read(*_: Any) -> Any:
+        return msgspec.convert(body, site_changes.NewSiteChange)
+
+    return read
+
+
+@pytest.mark.parametrize(("status", "stays"), [(409, False), (500, True), (0, True)])
+def test_the_terminal_takes_back_only_what_the_daemon_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    stays: bool,
+) -> None:
+    """Without an answer the daemon may have taken it over: the old file would undo that later."""
+    path = tmp_path / "site.yaml"
+    path.write_text(BLOCK)
+
+    async def reload(_: str) -> list[str]:
+        if status == 500:
+            raise TwinError("the new configuration is in force only in part")
+        await asyncio.sleep(0 if status else 60)
+        return ["no"]
+
+    with serving_aside(tmp_path, monkeypatch) as desk:
+        desk.pod.live.describe = lambda: description_of(grown())
+        desk.pod.live.reload = reload
+        monkeypatch.setattr("twin.api.page.site_changes._is_writable", lambda _: False)
+        assert desk.run("site", "diff", role="viewer") == 0
+        digest = capsys.readouterr().out.split("racktwin site apply ")[1].split()[0]
+        monkeypatch.setattr(client.Client, "timeout_s", 3.0)
+        words = ("site", "apply", digest, "--profile", "gb200-nvl72", "--reason", "delivered")
+        assert desk.run(*words, role="admin") != 0
+        assert ("loop1" in path.read_text()) == stays
+        said = capsys.readouterr().err
+        assert (f"{path}: holds the approved lines" in said) == stays, said

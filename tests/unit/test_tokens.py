@@ -211,3 +211,14 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(file: Path, monkeypatch: p
     monkeypatch.undo()
     assert file.read_bytes() == before
     assert [p.name for p in file.parent.iterdir()] == ["tokens.yaml"]
+
+
+def test_a_tokens_file_behind_a_link_stays_behind_it(tmp_path: Path) -> None:
+    real, link = tmp_path / "shared" / "tokens.yaml", tmp_path / "tokens.yaml"
+    real.parent.mkdir()
+    add_token(real, "ann", "viewer")
+    link.symlink_to("shared/tokens.yaml")
+    add_token(link, "bob", "viewer")
+    revoke_token(link, "ann")
+    assert link.is_symlink()
+    assert [t.name for t in read_tokens(real)] == ["bob"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -13,9 +17,11 @@ import numpy as np
 import pytest
 
 from tests.support.golden_story import engine_for, spec
-from twin.catalogue import NS
+from tests.support.patience import PATIENCE_S
+from twin.catalogue import NS, StorageError
 from twin.config import Quotas
-from twin.contracts import OtherRecord
+from twin.contracts import OtherRecord, UpkeepRecord
+from twin.daemon import services
 from twin.engine import Engine
 from twin.run import (
     OPEN,
@@ -313,3 +319,83 @@ def test_what_was_set_aside_is_bounded_too(folder: Path) -> None:
     (record,) = Upkeep(folder, Quotas(snapshots=9)).run(now())
     assert record.set_aside == tuple(f"journal.torn.{i}" for i in range(6))
     assert (folder / "trace-000099.lost").exists()
+
+
+def test_a_file_that_cannot_be_deleted_keeps_no_other(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.unlink
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if self.name in ("trace-000001.rt", "snapshot-000000000029.rts"):
+            raise OSError(5, "Input/output error")
+        real(self, missing_ok)
+
+    for i in range(retention.KEPT_EVIDENCE + 1):
+        (folder / f"journal.torn.{i}").write_bytes(b"half a line")
+    keeper = Upkeep(folder, Quotas(trace_hours=hours(45), snapshots=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unlink)
+        (record,) = keeper.run(now())
+    assert segments(folder) == [1, *range(7, 12)]
+    assert record.trace == tuple(f"trace-{i:06d}.rt" for i in (0, 2, 3, 4, 5, 6))
+    assert record.snapshots == ("snapshot-000000000059.rts",)
+    assert len(record.set_aside or ()) == 1
+    assert "trace-000001.rt: cannot be deleted: Input/output error" in keeper.fault
+    keeper.run(now())
+    assert keeper.fault == ""
+    assert segments(folder) == list(range(7, 12))
+
+
+def test_a_disk_that_takes_no_record_is_pruned_of_what_needs_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trace segments are noted before they go; on a full disk the rest goes without a note."""
+    for i in range(retention.KEPT_EVIDENCE + 1):
+        (folder / f"journal.torn.{i}").write_bytes(b"half a line")
+
+    def refuse(self: Upkeep, doomed: list[Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    keeper = Upkeep(folder, Quotas(trace_hours=0.01, snapshots=2))
+    with monkeypatch.context() as patch:
+        patch.setattr(Upkeep, "_note_holes", refuse)
+        (record,) = keeper.run(now())
+    assert len(record.snapshots or ()) == 2
+    assert len(record.set_aside or ()) == 1
+    assert segments(folder) == list(range(12))
+    assert "No space" in keeper.fault
+
+
+def test_a_disk_that_forces_nothing_is_pruned_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SYNC_EVERY_S", 0.01)
+    monkeypatch.setattr(services, "UPKEEP_EVERY_S", 0.05)
+    runs, is_failing = [], True
+
+    def sync() -> None:
+        if is_failing:
+            raise StorageError("run: the trace cannot be written: Input/output error")
+
+    def run(now_ns: int) -> list[UpkeepRecord]:
+        runs.append(now_ns)
+        return []
+
+    async def story() -> None:
+        nonlocal is_failing
+        own = services.Services.__new__(services.Services)
+        own.slow, own.trace_fault = ThreadPoolExecutor(1), ""
+        own.opened = SimpleNamespace(recorder=SimpleNamespace(trace=SimpleNamespace(sync_job=lambda: sync)))  # type: ignore[assignment]
+        own.upkeep = SimpleNamespace(run=run)  # type: ignore[assignment]
+        task = asyncio.create_task(own._keep_up())
+        await until(lambda: bool(runs) or task.done())
+        assert not task.done()
+        assert "Input/output error" in own.trace_fault
+        is_failing = False
+        await until(lambda: not own.trace_fault)
+        task.cancel()
+
+    asyncio.run(story())
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not is_true():
+            await asyncio.sleep(0.01)

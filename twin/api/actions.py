@@ -12,7 +12,7 @@ import math
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 
@@ -43,6 +43,7 @@ from twin.engine import first_commands
 from twin.site import HALL_BUDGET
 from twin.telemetry import events as ev
 
+T = TypeVar("T")
 # A request that is forgotten would switch a node on once a guard has let go of it
 POWER, MOST_POWER_S = "node.power_state", 900.0
 MAX_STORY = 500  # characters of a chapter's title and text
@@ -341,7 +342,15 @@ async def unshelve(request: web.Request) -> web.Response:
     return _alarm(request, lambda book, i: book.unshelve(i, author(request)))
 
 
-_RELOADING: set[asyncio.Future[list[str]]] = set()
+_LASTING: set[asyncio.Future[Any]] = set()
+
+
+async def outlasting(work: Awaitable[T]) -> T:
+    """Do work to its end, though the request or the server that began it should end before."""
+    task = asyncio.ensure_future(work)
+    _LASTING.add(task)
+    task.add_done_callback(_LASTING.discard)
+    return await asyncio.shield(task)
 
 
 async def reload(request: web.Request) -> web.Response:
@@ -364,11 +373,8 @@ async def reloaded(live: Runtime, name: str) -> list[str]:
     """Reload for a person; returns the problems of the new configuration, [] if it is valid."""
     if live.reload is None:
         return ["this daemon cannot reload its configuration"]
-    # A change of the interface itself ends this very server: the reload must outlive the request.
-    task = asyncio.ensure_future(live.reload(name))
-    _RELOADING.add(task)
-    task.add_done_callback(_RELOADING.discard)
-    return await asyncio.shield(task)
+    # A change of the interface itself ends this very server
+    return await outlasting(live.reload(name))
 
 
 async def tokens(request: web.Request) -> web.Response:

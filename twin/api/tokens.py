@@ -244,6 +244,7 @@ def _changing(path: Path) -> Iterator[list[Token]]:
     """The file's lines, to be changed; written back whole. Two at a time would lose a revocation."""
     import yaml
 
+    path = path.resolve()  # a link to it stays one
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

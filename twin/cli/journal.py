@@ -100,7 +100,7 @@ def _outside(args: argparse.Namespace, place: str) -> list[SignedHead]:
         from twin.daemon import fetch_heads
 
         loaded = load_config(find_config(args.config))
-        _, site = load_site(loaded.file(loaded.config.site))
+        _, site = load_site(loaded.site_file)
         return asyncio.run(fetch_heads(loaded, site.file.site, place))
     try:
         lines = Path(place).read_bytes().splitlines()

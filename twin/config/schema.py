@@ -300,6 +300,11 @@ class Loaded:
             raise ConfigError(f"{self.path}: {clean(name)}: the path {error}") from None
 
     @property
+    def site_file(self) -> Path:
+        """The site file itself, as its profiles stand beside it and not beside a link to it."""
+        return self.file(self.config.site).resolve()
+
+    @property
     def state(self) -> Path:
         """The folder that holds trace, journal, snapshots and history."""
         if self.config.state is not None:

@@ -74,7 +74,10 @@ def texts_of(part: Any, where: str = "$", key: str = "") -> Iterator[Text]:
 
 
 def path_under(folder: Path, name: str) -> Path:
-    """The path that a text names, from this folder on. Raises ValueError for one that no file can have."""
+    """The whole path that a text names, from this folder on. Raises ValueError for one that no file can have.
+
+    Links stay as they are: a renewal of certificates and secrets may turn them elsewhere.
+    """
     if "\0" in name:
         raise ValueError("holds a NUL byte")
     try:
@@ -91,6 +94,7 @@ def path_under(folder: Path, name: str) -> Path:
             f"{MAX_PART_BYTES} in one name"
         )
     try:
-        return path.resolve()
+        path.resolve()
     except RuntimeError:
         raise ValueError("leads into a loop of symbolic links") from None
+    return path.absolute()

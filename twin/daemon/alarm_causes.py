@@ -9,19 +9,21 @@ source. An alarm about equipment that needs a failed link follows from the alarm
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twin.catalogue import NS, utc
-from twin.contracts import Finding
+from twin.contracts import ExplanationRefused, Finding, entities_within
 from twin.diagnosis import OF_SILENCE, Outages, SilentCells, measured, place_of, silent_cells
 from twin.engine import Engine
 from twin.sources import SourceAccount, SourceLedger
 from twin.telemetry import State
 
 LINK = "mqtt"  # the part that receives all topics
+NODE_DOWN, POWER = "fault/node_down/", "node.power_state"
 PREFIXES = ("silence/", *(f"fault/{kind}/" for kind in OF_SILENCE))
 NAMED = 2  # sources in a title
 SHOWN = 6
@@ -78,16 +80,26 @@ class AlarmCauses:
         self.part_of: dict[str, str] = {}
         self._silent: dict[str, SilentAlarm] = {}  # the oldest first
         self._by_part: dict[str, str] = {}  # alarm of silence -> part that was down
+        self._off: dict[str, tuple[Finding, Finding]] = {}  # alarm of nodes that are off: as found, as shown
 
     def named(self, findings: Iterable[Finding], engine: Engine, ledger: SourceLedger) -> list[Finding]:
-        """The findings, with those of silence named by the sources that stopped."""
+        """The findings, with those of silence named by the sources that stopped, and those of nodes that are
+        off by the policy that switched them off.
+        """
         out, known = [], self._silent
         for finding in findings:
             if finding.id.startswith(PREFIXES):
                 silent = known[finding.id] = _named(finding, engine, ledger, known.get(finding.id))
                 finding = silent.shown
+            elif finding.id.startswith(NODE_DOWN):
+                shown = _switched_off(finding, engine)
+                before = self._off.get(finding.id)
+                if before is None or before[0] is not finding or before[1] != shown:
+                    self._off[finding.id] = finding, shown
+                finding = self._off[finding.id][1]
             out.append(finding)
         present = {f.id for f in out}
+        self._off = {identity: pair for identity, pair in self._off.items() if identity in present}
         self._silent = {identity: silent for identity, silent in known.items() if identity in present}
         return out
 
@@ -142,6 +154,26 @@ class AlarmCauses:
             else:
                 roots.append((identity, names))
         return causes
+
+
+def _switched_off(finding: Finding, engine: Engine) -> Finding:
+    """The finding with the action that is left where a policy holds some of its nodes switched off."""
+    view, nodes = engine.view(), np.zeros(0, np.int32)
+    for name in finding.entities[:SHOWN]:
+        with contextlib.suppress(ExplanationRefused):
+            nodes = np.union1d(nodes, entities_within(view, name)[2].get("node", nodes[:0]))
+    lease = engine.arbiter.leases[POWER]
+    off = nodes[lease.running()[nodes] & (lease.value[nodes] > 0)]
+    if not len(off):
+        return finding
+    owner = int(lease.owner[off[0]])
+    policy = engine.policies[owner].name if 0 <= owner < len(engine.policies) else "an earlier run"
+    it = "it" if len(off) == 1 else "them"
+    start = f"start {it} only once the cause of that is over."
+    if len(off) == len(nodes):
+        return replace(finding, action=f"{policy} switched {it} off: {start}")
+    some = engine.site.name("node", int(off[0])) if len(off) == 1 else f"{len(off)} nodes of these"
+    return replace(finding, action=f"{policy} switched off {some}: {start} For the rest: {finding.action}")
 
 
 def _named(finding: Finding, engine: Engine, ledger: SourceLedger, before: SilentAlarm | None) -> SilentAlarm:

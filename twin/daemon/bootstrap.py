@@ -51,7 +51,7 @@ class OpenedRun:
 
 def load_checked(loaded: Loaded, more: Sequence[str] = ()) -> tuple[SiteSpec, Site, dict[str, str]]:
     """(spec, site, configured authority). Raises ConfigError with every fault, arming and `more` included."""
-    path = loaded.file(loaded.config.site)
+    path = loaded.site_file
     if not path.exists():
         raise ConfigError(
             f"{loaded.path}: $.site: {path}: no such file; expected the site file, which says what stands "
@@ -146,7 +146,7 @@ def _resumed(loaded: Loaded, spec: SiteSpec, site: Site, folder: Path, book: Aut
         change = SiteChanged(site_hash=site.spec_hash, spec=spec.packed())
         if (poison := Quarantine(folder).record_of(change)) is not None:
             raise ConfigError(
-                f"{loaded.file(loaded.config.site)}: the engine failed on the change to this site "
+                f"{loaded.site_file}: the engine failed on the change to this site "
                 f"({poison.error}; {folder / poison.file}); expected the site file of before"
             )
         events.append(change)

@@ -20,7 +20,7 @@ from connectors.mqtt import FLOODED
 from twin import VERSION
 from twin.api import JournalLine, Runtime
 from twin.catalogue import NS, ConfigError, StorageError, TwinError
-from twin.config import Loaded, load_config
+from twin.config import Loaded, differs, load_config
 from twin.contracts import DaemonRecord, Decision, JournalRecord, ReloadRecord
 from twin.daemon.alarms import AlarmBook
 from twin.daemon.authority import AuthorityBook
@@ -35,6 +35,7 @@ from twin.daemon.services import Services
 from twin.run import Fitter, Quarantine, manifest
 from twin.site import SiteFile, SiteSpec
 from twin.telemetry import AuthorityChanged, Event, Frame, SiteChanged, TicksSkipped
+from twin.wiring import file_digests
 
 log = logging.getLogger(__name__)
 STOP_S = 4.0  # for all parts together; systemd is given five seconds
@@ -79,7 +80,10 @@ class Daemon:
         )
         self.live.messages, self.live.describe = self.services.messages, self.services.describe
         self.live.veto, self.live.reload = self.leadership.veto, self.reload
-        self._reloading = False
+        self._reloads = asyncio.Lock()
+        self._next_reload: asyncio.Task[list[str]] | None = None  # that waits for the one under way
+        self._in_part = False  # a reload failed after its site and links were in force
+        self._files = file_digests(loaded)  # before any of them is read, so that no renewal is missed
         self._flooded = (0, 0)  # reports dropped at the last alarm, and its instant
         self._trace_retry = 0.0
         self._trace_lost = False
@@ -337,32 +341,50 @@ class Daemon:
             self.live.counts["notes_dropped"] = self.live.counts.get("notes_dropped", 0) + 1
 
     async def reload(self, author: str) -> list[str]:
-        """Apply the present configuration file as a whole or not at all; return its problems."""
-        if self._reloading or self.live.stopping:
-            return ["the daemon stops" if self.live.stopping else "a reload is under way"]
-        self._reloading = True
-        self.notify.reloading()
-        try:
-            problems = await self._take_over(author)
-        except (ConfigError, TwinError) as error:
-            problems = list(error.problems) if isinstance(error, ConfigError) else [str(error)]
-        finally:
-            self._reloading = False
-            self.notify.ready("reloaded")
+        """Apply the present configuration file as a whole or not at all; return its problems.
+
+        One that is asked for while another is under way follows it, as files may have changed since; all that
+        are asked for meanwhile are one. Raises TwinError where it failed when it was in force in part.
+        """
+        if self._next_reload is None:
+            self._next_reload = asyncio.create_task(self._reload(author), name="reload")
+        return await asyncio.shield(self._next_reload)
+
+    async def _reload(self, author: str) -> list[str]:
+        async with self._reloads:
+            self._next_reload = None  # files are read from now on
+            if self.live.stopping:
+                return ["the daemon stops"]
+            self.notify.reloading()
+            before = self.loaded
+            try:
+                problems = await self._take_over(author)
+            except ConfigError as error:
+                problems = list(error.problems)
+            except Exception as error:
+                log.exception("a reload failed")
+                why = str(error) if isinstance(error, TwinError) else f"{type(error).__name__}: {error}"
+                if self.loaded is not before:
+                    self._in_part = True
+                    self._reload_alarm(
+                        "A new configuration is in force only in part", [why], "Restart the daemon."
+                    )
+                    raise TwinError(f"the new configuration is in force only in part: {why}") from error
+                problems = [why]
+            finally:
+                self.notify.ready("reloaded")
         if problems:
             log.error("the new configuration is refused, the old one stays: %s", "; ".join(problems[:5]))
-            self.alarms.condition(
-                "reload",
-                "warning",
-                "A new configuration was refused",
-                tuple(problems[:8]),
-                "Fix the file and reload.",
-            )
+            self._reload_alarm("A new configuration was refused", problems, "Fix the file and reload.")
         else:
             log.info("configuration reloaded")
-            self.alarms.clear("reload")
+            if not self._in_part:
+                self.alarms.clear("reload")
         self.live.note(ReloadRecord(author=author, refused=tuple(problems[:20])))
         return problems
+
+    def _reload_alarm(self, title: str, problems: list[str], action: str) -> None:
+        self.alarms.condition("reload", "warning", title, tuple(problems[:8]), action)
 
     async def _take_over(self, author: str) -> list[str]:
         old = self.loaded.config
@@ -379,12 +401,15 @@ class Daemon:
         problems += _plug_ins_differ(self.engine.site.file, site.file, str(loaded.file(new.site)))
         if problems:
             return problems
+        if (files := file_digests(loaded)).get("leader") != self._files.get("leader"):
+            log.warning("files of the section `leader` have changed: restart the daemon to use them")
         # Whatever can be refused is refused here, before anything is touched.
         prepared = self.services.prepare(loaded, site)
         before = dict(self.authority.levels)
         self.authority.reconfigure(configured)
         changed = site.spec_hash != self.ingest.site.spec_hash
-        links = changed or any(getattr(new, name) != getattr(old, name) for name in LINKS)
+        renewed = {name for name in files if files[name] != self._files.get(name)}
+        links = changed or differs(old, new, *LINKS) or not renewed.isdisjoint(LINKS)
         async with self.tick_lock:  # not while a tick is in flight: its commands speak of the old site
             if self.live.stopping:
                 return ["the daemon stops"]
@@ -394,7 +419,8 @@ class Daemon:
             self._apply_site(spec, changed, before, author)
             if links:
                 self.services.start_links(prepared)
-        await self.services.reconfigure(old, new, prepared)
+        await self.services.reconfigure(old, new, prepared, renewed)
+        self._files = files
         return []
 
     def _apply_site(self, spec: SiteSpec, changed: bool, before: dict[str, str], author: str) -> None:

@@ -174,6 +174,12 @@ class JournalAnchor:
             "first; a head outside is not replaced until you delete it.",
         )
 
+    def change_broker(self, loaded: Loaded) -> None:
+        """Keep heads at the broker of this configuration from now on, under its topic."""
+        self._loaded = loaded
+        self._known.discard("mqtt")
+        self._barred.discard("mqtt")
+
     def close(self) -> None:
         """Store the last head after the journal is closed, in its folder only, since all links are closed."""
         head = self._sign()

@@ -23,6 +23,7 @@ from connectors.backoff import Backoff
 from twin.catalogue import NS, ConfigError, text
 from twin.config import Loaded, Notify
 from twin.daemon.alarms import SEVERITIES, Alarm, AlarmChange
+from twin.daemon.supervision import is_stopped
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class Receiver:
         # By severity, the gravest first; in each by what it is about, the oldest first.
         self._queues: dict[str, dict[str, dict[str, Any]]] = {s: {} for s in reversed(SEVERITIES)}
         self._numbers = 0
+        self._most = BATCH  # changes in one body; fewer while the receiver refuses some of them
         self._wake = asyncio.Event()
 
     def offer(self, change: AlarmChange) -> None:
@@ -93,6 +95,13 @@ class Receiver:
             self._firing[alarm.id] = new
             self._put(_key(new), new)
 
+    def inherit(self, before: Receiver) -> None:
+        """Take what waits for a receiver that this one replaces, and what it was told of last."""
+        self._firing |= before._firing
+        for queue in before._queues.values():
+            for key, item in queue.items():
+                self._put(key, item)
+
     @property
     def pending(self) -> int:
         """Number of changes that the receiver has still to take."""
@@ -110,7 +119,7 @@ class Receiver:
 
     def _batch(self) -> dict[str, dict[str, Any]]:
         ordered = (entry for queue in self._queues.values() for entry in queue.items())
-        return dict(itertools.islice(ordered, BATCH))
+        return dict(itertools.islice(ordered, self._most))
 
     def _resend(self) -> None:
         """Repeat active alerts, since Alertmanager forgets alerts that are not repeated."""
@@ -137,20 +146,30 @@ class Receiver:
             try:
                 await self._post(session, list(batch.values()))
             except _Failed as failed:
-                self._say(str(failed))
-                if not failed.final:
-                    self.counts["failed"] += 1
-                    await asyncio.sleep(backoff.next_s())
+                if failed.final and len(batch) > 1:  # halved until the one that it refuses is found
+                    self._most = len(batch) // 2
                     continue
-                self.counts["refused"] += len(batch)
-            else:
-                self.counts["sent"] += len(batch)
-                self._say("")
+                self._say(str(failed))
+                if failed.final:
+                    self.counts["refused"] += 1
+                    log.error("%s refused the alarm %s: %s", self.name, _alarm_of(*batch.values()), failed)
+                    self._done(batch)
+                else:
+                    self.counts["failed"] += 1
+                await asyncio.sleep(backoff.next_s())
+                continue
+            self.counts["sent"] += len(batch)
+            self._say("")
             backoff.reset()
-            for key, item in batch.items():
-                queue = self._queues[item["severity"]]
-                if queue.get(key) is item:  # else it changed while it was sent
-                    del queue[key]
+            self._most = min(BATCH, 2 * self._most)
+            self._done(batch)
+
+    def _done(self, batch: dict[str, dict[str, Any]]) -> None:
+        """Take a batch out of its queues, but not what changed while it was sent."""
+        for key, item in batch.items():
+            queue = self._queues[item["severity"]]
+            if queue.get(key) is item:
+                del queue[key]
 
     def _say(self, fault: str) -> None:
         if fault and not self.fault:
@@ -166,6 +185,9 @@ class Receiver:
                 self._token = self._token or self.loaded.secret(self.target.token_file)
             except ConfigError as error:
                 raise _Failed(str(error)) from None
+            if not (self._token or "").isprintable():
+                self._token = None  # read anew
+                raise _Failed(f"{self.loaded.file(self.target.token_file)}: expected a token of one line")
             headers["Authorization"] = f"Bearer {self._token}"
         try:
             async with session.post(
@@ -216,6 +238,21 @@ class Notifier:
                 if receiver.target.kind == "alertmanager":
                     receiver.offer(AlarmChange("returned", alarm, now_ns))
 
+    def take_over(self, before: Notifier) -> None:
+        """Send what waits for the receivers of an earlier configuration.
+
+        Each goes to the receiver with its address, or else to the next new one of its kind: that is where a
+        wrong address was put right. Alertmanager is told of all that is active anyway.
+        """
+        old = [r for r in before.receivers if r.target.kind == "webhook"]
+        new = [r for r in self.receivers if r.target.kind == "webhook"]
+        at = {r.target.url: r for r in reversed(new)}
+        fresh = iter([r for r in new if r.target.url not in {o.target.url for o in old}])
+        for receiver in old:
+            heir = at.get(receiver.target.url) or next(fresh, None)
+            if heir is not None:
+                heir.inherit(receiver)
+
     def faults(self) -> dict[str, str]:
         """Return the receivers that fail at present, with the reason."""
         return {r.name: r.fault for r in self.receivers if r.fault}
@@ -230,7 +267,23 @@ class Notifier:
             asyncio.TaskGroup() as group,
         ):
             for receiver in self.receivers:
-                group.create_task(receiver.run(session))
+                group.create_task(_keep(receiver, session))
+
+
+async def _keep(receiver: Receiver, session: aiohttp.ClientSession) -> None:
+    """Run a receiver until cancelled, and again whenever it fails, so that it disturbs no other."""
+    backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, (0.5, 1.0))
+    while True:
+        try:
+            await receiver.run(session)
+        except asyncio.CancelledError:
+            if is_stopped():
+                raise
+            log.warning("%s: something that it waited for was cancelled; it sends again", receiver.name)
+        except Exception as error:
+            receiver.fault = f"{type(error).__name__}: {error}"[:300]
+            log.exception("%s failed; it sends again", receiver.name)
+        await asyncio.sleep(backoff.next_s())
 
 
 def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
@@ -263,6 +316,11 @@ def _alert(alarm: Alarm, site: str) -> dict[str, Any]:
         "annotations": {k: _plain(v) for k, v in annotations.items() if v},
         "begun_ns": alarm.raised_ns,
     }
+
+
+def _alarm_of(item: dict[str, Any]) -> str:
+    """Return the id of the alarm of a queued change."""
+    return str(item["event"]["alarm"]["id"] if "event" in item else item["labels"]["alarm"])
 
 
 def _key(alert: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -76,7 +76,7 @@ from twin.wiring import (
 log = logging.getLogger(__name__)
 # One line for each decision and alarm; the journal has them whole
 event_log = logging.getLogger("racktwin")
-UPKEEP_EVERY_S, HEADS_EVERY_S = 60.0, 60.0
+SYNC_EVERY_S, UPKEEP_EVERY_S, HEADS_EVERY_S = 1.0, 60.0, 60.0
 CONNECT_S = 10.0  # after the start links are made; no sink is in trouble until then. source: estimate
 
 
@@ -128,6 +128,7 @@ class Services:
         self._ledger_write: Future[None] | None = None
         self.accounts = PolicyAccounts(live, loaded.state)
         self.upkeep = Upkeep(self.opened.folder, loaded.config.quotas)
+        self.trace_fault = ""  # why the trace could not be forced to the disk within the last minute
         self.notifier = Notifier(loaded, engine.site.file.site)
         self.anchor = JournalAnchor(loaded, opened, alarms, self.slow, lambda: self.links)
         self.api = ApiServer()
@@ -399,6 +400,9 @@ class Services:
             wrong["ledger"] = ("warning", "The ledger cannot be written", self.energy_ledger.fault)
         if self.upkeep.fault:
             wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        if self.trace_fault:
+            title = "A power loss may take the last ticks of the trace"
+            wrong["trace/sync"] = ("warning", title, self.trace_fault)
         begins = decision.now_ns - self.live.started_ns < round(CONNECT_S * NS)
         for dispatcher in self.dispatchers:
             if begins:
@@ -450,35 +454,47 @@ class Services:
     async def _keep_up(self) -> None:
         """Once a second force the trace to the disk; once a minute make room."""
         loop = asyncio.get_running_loop()
-        due = time.monotonic()
+        due, failed = time.monotonic(), False
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(SYNC_EVERY_S)
             trace = self.opened.recorder.trace
             job = trace.sync_job() if trace is not None else None
             if job is not None:
-                await loop.run_in_executor(self.slow, job)
+                try:
+                    await loop.run_in_executor(self.slow, job)
+                except StorageError as error:
+                    # Linux reports an error once: a later success does not bring back what was lost
+                    self.trace_fault, failed = str(error), True
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + UPKEEP_EVERY_S
+            self.trace_fault, failed = self.trace_fault if failed else "", False
             for record in await loop.run_in_executor(self.slow, self.upkeep.run, time.time_ns()):
                 self.live.note(record)
 
-    async def reconfigure(self, old: Config, new: Config, prepared: PreparedParts) -> None:
-        """Apply changed sections, and restart only the services that they concern."""
+    async def reconfigure(
+        self, old: Config, new: Config, prepared: PreparedParts, renewed: Collection[str]
+    ) -> None:
+        """Apply changed sections and those with `renewed` files; restart only the services that they
+        concern.
+        """
         supervisor = self.supervisor
-        if differs(old, new, "history"):
+        if differs(old, new, "broker") or "broker" in renewed:
+            self.anchor.change_broker(self.live.loaded)
+        if differs(old, new, "history") or "history" in renewed:
             before = self.history
             self.history = self._history(prepared.influx_token, prepared.archive)
             self.live.history = self.history
             await asyncio.get_running_loop().run_in_executor(self.slow, before.close)
-        if differs(old, new, "notify"):
+        if differs(old, new, "notify") or "notify" in renewed:
             await supervisor.stop("notify")
+            prepared.notifier.take_over(self.notifier)
             self.notifier = prepared.notifier
             self.notifier.prime(self.alarms.active(), time.time_ns())
             supervisor.start("notify", "service", self.notifier.run)
         if differs(old, new, "quotas"):
             self.upkeep = Upkeep(self.opened.folder, new.quotas)
-        if differs(old, new, "api"):
+        if differs(old, new, "api") or "api" in renewed:
             await supervisor.stop("api")
             self.api = ApiServer()
             if new.api is not None:

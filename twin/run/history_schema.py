@@ -1,10 +1,11 @@
 """File of the embedded history: its tables and versions; opening it, and moving a faulty one aside.
 
-The file is SQLite in WAL mode. An unusable file is never deleted.
+The file is SQLite in WAL mode. An unusable file is kept beside it, as far as there is room for that.
 """
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,20 +89,34 @@ def open_reader(path: Path) -> sqlite3.Connection:
         raise StorageError(f"{path}: cannot be opened: {error}") from error
 
 
-def move_aside(path: Path) -> Path:
-    """Rename a file that cannot be used, and what belongs to it; where it is now. Raises OSError."""
-    for number in range(1, MAX_ASIDE + 1):
-        kept = path.with_name(f"{path.stem}-aside{number}{path.suffix}")
-        if not kept.exists():
-            break
-    else:
-        raise FileExistsError(f"{path.parent}: {MAX_ASIDE} files were moved aside; remove what is not needed")
+def move_aside(path: Path, most_bytes: int) -> Path:
+    """Rename a file that cannot be used, and what belongs to it; where it is now. Raises OSError.
+
+    All files that were moved aside have `most_bytes` together: the oldest go, the newest stays.
+    """
+    earlier = _set_aside(path)
+    number = earlier[-1][0] + 1 if earlier else 1
+    kept = path.with_name(f"{path.stem}-aside{number}{path.suffix}")
     for end in ("-wal", "-shm"):
         beside = path.with_name(path.name + end)
         if beside.exists():
             beside.rename(kept.with_name(kept.name + end))
     path.rename(kept)
+    total = sum(file_bytes(old) for _, old in earlier) + file_bytes(kept)
+    for place, (_, old) in enumerate(earlier):
+        if total <= most_bytes and len(earlier) - place < MAX_ASIDE:
+            break
+        total -= file_bytes(old)
+        for end in ("-wal", "-shm", ""):
+            old.with_name(old.name + end).unlink(missing_ok=True)
     return kept
+
+
+def _set_aside(path: Path) -> list[tuple[int, Path]]:
+    """Files that were moved aside, by their number, the oldest first."""
+    found = re.compile(rf"{re.escape(path.stem)}-aside(\d{{1,9}}){re.escape(path.suffix)}")
+    numbered = ((found.fullmatch(file.name), file) for file in path.parent.iterdir())
+    return sorted((int(match[1]), file) for match, file in numbered if match is not None)
 
 
 def is_damage(error: sqlite3.Error) -> bool:

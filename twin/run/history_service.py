@@ -130,7 +130,10 @@ class HistoryService:
             path = folder / FILE_NAME
             quota = settings.quota_mb * MB
             self.writer = HistoryWriter(
-                path, lambda: HistoryStore(path, settings.every_s, settings.keep_days, quota), self.backlog
+                path,
+                lambda: HistoryStore(path, settings.every_s, settings.keep_days, quota),
+                self.backlog,
+                quota,
             )
             self.reader = HistoryReader(path, settings.every_s)
             self._pool = ThreadPoolExecutor(READERS, "history-query")

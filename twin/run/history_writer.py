@@ -25,6 +25,7 @@ QUEUE_SAMPLES, QUEUE_BYTES = 4000, 256 * 2**20
 RETRY_S, MAX_RETRY_S = 0.5, 15.0
 TRIES = 3  # of a sample that fails for another reason than the disk
 NICENESS = 10
+ASIDE_BYTES = 10**9
 NO_FACTS = {"bytes": 0, "oldest_ns": 0, "newest_ns": 0, "damaged": 0}
 
 
@@ -78,10 +79,19 @@ class Backlog:
 
 
 class HistoryWriter:
-    """Writes what its backlog holds into a store, which `open_store` opens and opens again."""
+    """Writes what its backlog holds into a store, which `open_store` opens and opens again.
 
-    def __init__(self, path: Path, open_store: Callable[[], HistoryStore], backlog: Backlog) -> None:
-        self.path, self.backlog = path, backlog
+    Files that cannot be used are moved aside, and have `aside_bytes` together.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        open_store: Callable[[], HistoryStore],
+        backlog: Backlog,
+        aside_bytes: int = ASIDE_BYTES,
+    ) -> None:
+        self.path, self.backlog, self.aside_bytes = path, backlog, aside_bytes
         self.written = self.write_errors = self.failures = self.moved_aside = 0
         self.error = ""  # why the last write failed; empty again after one that did not
         self.facts = dict(NO_FACTS)
@@ -146,7 +156,7 @@ class HistoryWriter:
         damaged = isinstance(error, sqlite3.DatabaseError) and is_damage(error)
         if damaged or isinstance(error, StorageError):
             try:
-                kept = move_aside(self.path)
+                kept = move_aside(self.path, self.aside_bytes)
                 self.moved_aside += 1
                 self.error += f"; moved to {kept.name}, a new file is begun"
             except OSError as moving:

@@ -15,6 +15,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ PINS = "pins.jsonl"
 WINDOW_S = 300.0  # kept before and behind what a pin marks
 PIN_STEP_S = 60.0  # marks that follow each other closer than this are one
 MAX_PINS = 100_000
+MAX_FAULTS = 8  # that are shown
 SIDE_AGE_S = 3600.0  # a side is written before the line that names it
 EVIDENCE, KEPT_EVIDENCE = ("*.torn*", "*.lost*"), 100
 MB = 10**6
@@ -71,6 +73,7 @@ class Upkeep:
         self.folder, self.quotas = folder, quotas
         self.counts = {"segments": 0, "bytes": 0, "journal_segments": 0, "snapshots": 0, "sides": 0}
         self.fault = ""  # why the last run could not do its work
+        self._faults: list[str] = []  # of the run at present
         self._heads: dict[str, tuple[int, int]] = {}  # segment -> first tick, first instant
         self._sides: dict[str, frozenset[str]] = {}  # closed journal segment -> sides that it names
         self._announced: list[PrunedSegment] = []  # journal segments that the next run may delete
@@ -93,31 +96,50 @@ class Upkeep:
             self.fault = f"{self.folder / PINS}: cannot be written: {error}"
 
     def run(self, now_ns: int) -> list[UpkeepRecord]:
-        """Delete files beyond quota; return notes for the journal. Announced files go in the next run."""
+        """Delete files beyond quota; return notes for the journal. Announced files go in the next run.
+
+        A step that fails keeps no other from its work: a full disk needs them all.
+        """
         notes: list[UpkeepRecord] = []
-        fault = ""
-        try:
-            gone, fault = self._prune_trace(now_ns)
-            snapshots = self._prune_snapshots()
-            evidence = self._prune_evidence()
-            if gone or snapshots or evidence:
-                notes.append(
-                    UpkeepRecord(
-                        snapshots=tuple(p.name for p in snapshots),
-                        set_aside=tuple(evidence),
-                        trace=tuple(s.path.name for s in gone) if gone else None,
-                        ticks=tuple((s.first_tick, s.last_tick) for s in gone) if gone else None,
-                    )
+        gone, snapshots, evidence = list[_Span](), list[Path](), list[str]()
+        self._faults = []
+        for step in (
+            lambda: self._prune_snapshots(snapshots),
+            lambda: self._prune_evidence(evidence),
+            lambda: self._prune_trace(now_ns, gone),
+        ):
+            self._try(step)
+        if gone or snapshots or evidence:
+            notes.append(
+                UpkeepRecord(
+                    snapshots=tuple(p.name for p in snapshots),
+                    set_aside=tuple(evidence),
+                    trace=tuple(s.path.name for s in gone) if gone else None,
+                    ticks=tuple((s.first_tick, s.last_tick) for s in gone) if gone else None,
                 )
-            if (announced := self._prune_journal()) is not None:
-                notes.append(announced)
-            self._forget_pins()
-        except (OSError, StorageError) as error:
-            fault = str(error)
+            )
+        self._try(lambda: self._prune_journal(notes))
+        self._try(self._forget_pins)
+        fault = "; ".join(self._faults[:MAX_FAULTS])
         if fault and not self.fault:
             log.error("old files in %s cannot be pruned: %s; retrying", self.folder, fault)
         self.fault = fault
         return notes
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (OSError, StorageError) as error:
+            self._faults.append(str(error))
+
+    def _delete(self, path: Path) -> bool:
+        """Delete a file; return False where that is refused, so that it is tried again."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            self._faults.append(f"{path}: cannot be deleted: {error.strerror}")
+            return False
+        return True
 
     # -- trace
 
@@ -139,8 +161,8 @@ class Upkeep:
             out.append(_Span(path, first, first_ns, next_tick - 1, next_ns - 1, path.stat().st_size))
         return out
 
-    def _prune_trace(self, now_ns: int) -> tuple[list[_Span], str]:
-        """(what was deleted, why the quota cannot be kept)."""
+    def _prune_trace(self, now_ns: int, gone: list[_Span]) -> None:
+        """Delete segments, which `gone` gets, and say why the quota cannot be kept."""
         spans = self._spans()
         needed_ns = self._needed_ns(spans)
         free = [s for s in spans if s.last_ns < needed_ns]
@@ -168,16 +190,15 @@ class Upkeep:
         doomed.sort(key=lambda s: s.first_tick)
         self._note_holes(doomed)
         for span in doomed:
-            span.path.unlink()
-            self.counts["segments"] += 1
-            self.counts["bytes"] += span.size
-        fault = ""
+            if self._delete(span.path):
+                gone.append(span)
+                self.counts["segments"] += 1
+                self.counts["bytes"] += span.size
         if ring > self.quotas.trace_mb * MB:
-            fault = (
+            self._faults.append(
                 f"{ring // MB} MB of trace are kept, quotas.trace_mb is {self.quotas.trace_mb}: the rest is "
                 "what a start may need; check that snapshots are written, or raise the quota"
             )
-        return doomed, fault
 
     def _needed_ns(self, spans: list[_Span]) -> int:
         """From which instant on a start may read the trace, though the newest snapshot should be damaged."""
@@ -219,30 +240,28 @@ class Upkeep:
 
     # -- snapshots
 
-    def _prune_snapshots(self) -> list[Path]:
-        old = by_number(self.folder, "snapshot-*.rts")[: -max(1, self.quotas.snapshots)]
-        for path in old:
-            path.unlink()
-            self.counts["snapshots"] += 1
-        return old
+    def _prune_snapshots(self, gone: list[Path]) -> None:
+        for path in by_number(self.folder, "snapshot-*.rts")[: -max(1, self.quotas.snapshots)]:
+            if self._delete(path):
+                gone.append(path)
+                self.counts["snapshots"] += 1
 
-    def _prune_evidence(self) -> list[str]:
+    def _prune_evidence(self, gone: list[str]) -> None:
         """Delete the oldest pieces that starts cut off or set aside."""
         found = [p for pattern in EVIDENCE for p in self.folder.glob(pattern)]
         found.sort(key=lambda p: p.stat().st_mtime_ns)
-        kept, out = sum(p.stat().st_size for p in found), []
+        kept = sum(p.stat().st_size for p in found)
         for number, path in enumerate(found):
             if len(found) - number <= KEPT_EVIDENCE and kept <= self.quotas.pinned_mb * MB:
                 break
             kept -= path.stat().st_size
-            path.unlink()
-            out.append(path.name)
-        return out
+            if self._delete(path):
+                gone.append(path.name)
 
     # -- journal
 
-    def _prune_journal(self) -> UpkeepRecord | None:
-        """Delete what is announced in the journal; the announcement of what has to go next, if anything."""
+    def _prune_journal(self, notes: list[UpkeepRecord]) -> None:
+        """Delete what is announced in the journal; announce in `notes` what has to go next, if anything."""
         self._carry_out()
         closed = closed_segments(self.folder)
         sides = list((self.folder / "sides").glob("*.json"))
@@ -261,7 +280,8 @@ class Upkeep:
             doomed.append(PrunedSegment(path.name, first, last, head, size))
             total -= size
         self._announced = doomed
-        return UpkeepRecord(pruned=tuple(doomed)) if doomed else None
+        if doomed:
+            notes.append(UpkeepRecord(pruned=tuple(doomed)))
 
     def _carry_out(self) -> None:
         announced, self._announced = self._announced, []

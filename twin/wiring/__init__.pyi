@@ -17,6 +17,7 @@ from .connectors import (
 from .embedded_broker import EmbeddedBroker as EmbeddedBroker
 from .external_files import (
     external_file_faults as external_file_faults,
+    file_digests as file_digests,
     without_uncheckable as without_uncheckable,
 )
 from .fleet import (

@@ -212,6 +212,7 @@ def _scrape(loaded: Loaded, site: Site, number: int, scrape: Scrape, sums: Sums)
         period_s=scrape.period_s,
         timeout_s=scrape.timeout_s,
         token=loaded.secret(scrape.token_file),
+        renewed=lambda: loaded.secret(scrape.token_file),
         ca_file=path(tls.ca_file),
         cert_file=path(tls.cert_file),
         key_file=path(tls.key_file),

@@ -6,6 +6,8 @@ service manager can show (`credential:`) are reported as not checkable, never pa
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -26,6 +28,7 @@ from twin.config import Api, Broker, Loaded, Tls, texts_of
 
 SECRETS = ("password_file", "token_file")
 READ = ("ca_file", "cert_file", "key_file", "conf", "tokens_file", "kubeconfig", "keys_file", "sign_key_file")
+RENEWED = (*SECRETS, "ca_file", "cert_file", "key_file", "kubeconfig", "map")
 CREDENTIAL = "credential:"
 
 
@@ -59,6 +62,24 @@ def external_file_faults(loaded: Loaded) -> tuple[list[str], list[str]]:
         faults += more
         notes += remarks
     return faults, notes
+
+
+def file_digests(loaded: Loaded) -> dict[str, str]:
+    """Section of a configuration -> digest of the files that its parts were made with, as they are now.
+
+    Without those that are read again by themselves (Slurm's own, tokens of the interface, keys of ISVs); the
+    key of the journal stays as it was at the start.
+    """
+    hashes: dict[str, Any] = {}
+    for where, key, name in texts_of(loaded.config):
+        if key not in RENEWED and not where.startswith(("$.broker.maps.", "$.power.flex.sign_key_file")):
+            continue
+        content = b"none"
+        with contextlib.suppress(OSError, ConfigError):
+            content = hashlib.blake2b(loaded.file(name).read_bytes()).digest()
+        section = where.split(".")[1].partition("[")[0]
+        hashes.setdefault(section, hashlib.blake2b()).update(where.encode() + content)
+    return {section: digest.hexdigest() for section, digest in hashes.items()}
 
 
 def is_uncheckable(name: str | None) -> bool:

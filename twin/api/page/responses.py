@@ -32,7 +32,6 @@ BEFORE_NS = 15 * NS  # a guard may act on what an alarm is raised for later. sou
 # A command on less of what is inside an alarm, or with less of itself on the devices that it names, is about
 # something else. source: estimate
 LEAST_SHARE = 0.03
-POWER, NODE_DOWN = "node.power_state", "fault/node_down/"
 _PLACE = re.compile(r"[^\s:;,()]+/[^\s:;,()]+")
 
 
@@ -54,9 +53,7 @@ def with_responses(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str
 
 
 def _left(live: Runtime, alarm: dict[str, Any]) -> dict[str, str]:
-    """Return the remaining action for people if the nodes of an alarm are drained, or switched off."""
-    if str(alarm.get("id")).startswith(NODE_DOWN) and (policy := _switched_off(live, alarm)):
-        return {"action": f"{policy} switched it off: start it only once the cause of that is over."}
+    """Return the remaining action for people if the nodes of an alarm are drained."""
     if not str(alarm.get("action", "")).lower().startswith(DRAIN_FIRST):
         return {}
     nodes = _inside(live, alarm).get("node", np.zeros(0, np.int32))
@@ -65,15 +62,6 @@ def _left(live: Runtime, alarm: dict[str, Any]) -> dict[str, str]:
     name = live.engine.site.name("node", int(nodes[0])) if len(nodes) == 1 else "NODE"
     words = drained_words(name)
     return {"action": f"{words[0].upper()}{words[1:]}"}
-
-
-def _switched_off(live: Runtime, alarm: dict[str, Any]) -> str:
-    """Return the policy that holds all nodes of an alarm switched off; "" for none."""
-    lease, nodes = live.engine.arbiter.leases[POWER], _inside(live, alarm).get("node", np.zeros(0, np.int32))
-    if not len(nodes) or not (lease.running()[nodes] & (lease.value[nodes] > 0)).all():
-        return ""
-    policies, owner = live.engine.policies, int(lease.owner[nodes[0]])
-    return policies[owner].name if 0 <= owner < len(policies) else "an earlier run"
 
 
 def _inside(live: Runtime, alarm: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -226,7 +226,7 @@ def _check_before(live: Runtime, tick: int, changed: bool) -> None:
 def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
     """Return the tree of the site file with other budgets and settings."""
     try:
-        tree: dict[str, Any] = read_yaml(live.loaded.file(live.loaded.config.site))
+        tree: dict[str, Any] = read_yaml(live.loaded.site_file)
     except ConfigError as error:
         raise Refused(409, "; ".join(error.problems)) from None
     factor = 1.0 if body.budget_pu is None else body.budget_pu
@@ -243,7 +243,7 @@ def _altered(live: Runtime, body: NewSimulation) -> dict[str, Any]:
 
 async def _run(run: SimulationRun, live: Runtime, given: Given | None) -> None:
     """Run a what-if to its end. `given` None: from before a tick of this run."""
-    site_file = live.loaded.file(live.loaded.config.site)
+    site_file = live.loaded.site_file
     folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="racktwin-whatif-"))
     try:
         await asyncio.to_thread(_write_scenario, folder, run.asked)

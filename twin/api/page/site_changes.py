@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from twin.api.access import author
-from twin.api.actions import reloaded
+from twin.api.actions import outlasting, reloaded
 from twin.api.answers import Refused, answer, body_of, known_query, live_of
 from twin.api.request_bodies import reason_text
 from twin.api.runtime import Runtime
@@ -27,6 +27,7 @@ from twin.wiring import SiteChange, propose
 MAX_LINES = 200  # of a change that the journal keeps
 MAX_DIFF = 200_000  # characters that are shown
 _ONE = asyncio.Lock()  # each reads the whole site anew
+_APPROVING = asyncio.Lock()
 
 
 class NewSiteChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -58,23 +59,32 @@ async def proposed(request: web.Request) -> web.Response:
 async def approve(request: web.Request) -> web.Response:
     """Approve a change of the site's file. It is written and read again, whole or not at all."""
     body, live = await body_of(request, NewSiteChange), live_of(request)
-    why = reason_text(body.reason)
-    change = await _change(live, body.profile)
-    if not change.diff() or change.digest != body.digest:
-        raise Refused(409, "the file or the reported equipment changed after this diff was shown: look again")
-    if change.problems:
-        raise Refused(409, "; ".join(change.problems))
-    if body.writer == "daemon" and not _is_writable(change.path):
-        raise Refused(
-            409, f"the daemon has no write access to {change.path}; use `racktwin site apply` on its host"
-        )
-    problems = await _write(live, change, author(request)) if body.writer == "daemon" else []
+    reason_text(body.reason)
+    return answer(await outlasting(_approved(live, body, author(request))))
+
+
+async def _approved(live: Runtime, body: NewSiteChange, name: str) -> dict[str, Any]:
+    """Carry out an approval; one at a time, as a later one must not restore what an earlier one changed."""
+    async with _APPROVING:
+        change = await _change(live, body.profile)
+        if not change.diff() or change.digest != body.digest:
+            raise Refused(
+                409, "the file or the reported equipment changed after this diff was shown: look again"
+            )
+        if change.problems:
+            raise Refused(409, "; ".join(change.problems))
+        if body.writer == "daemon" and not _is_writable(change.path):
+            raise Refused(
+                409,
+                f"the daemon has no write access to {change.path}; use `racktwin site apply` on its host",
+            )
+        problems = await _write(live, change, name) if body.writer == "daemon" else []
     lines = [clean(line, 300) for line in change.added()]
     left = len(lines) - MAX_LINES
     live.note(
         SiteFileRecord(
-            author=author(request),
-            reason=why,
+            author=name,
+            reason=reason_text(body.reason),
             digest=change.digest,
             lines=(*lines[:MAX_LINES], *([f"and {left} more"] if left > 0 else [])),
             writer=body.writer,
@@ -86,12 +96,12 @@ async def approve(request: web.Request) -> web.Response:
     out: dict[str, Any] = {"done": True, "file": str(change.path), "lines": len(lines)}
     if body.writer == "terminal":
         out |= {"before": change.before, "after": change.after}
-    return answer(out)
+    return out
 
 
 async def _change(live: Runtime, profile: str | None) -> SiteChange:
     """The change that is proposed now. Raises Refused for an unknown profile."""
-    description, path = live.describe(), Path(live.loaded.file(live.loaded.config.site))
+    description, path = live.describe(), live.loaded.site_file
     try:
         async with _ONE:
             return await asyncio.to_thread(propose, path, description, profile)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from twin.catalogue import ConfigError, StorageError, clean
+from twin.catalogue import ConfigError, ConnectorError, StorageError, clean
 from twin.cli.arguments import client_of, live, present
 from twin.cli.grammar import Verb
 from twin.report import print_line
@@ -39,6 +39,7 @@ def _show(tree: dict[str, Any], out: Console) -> None:
 
 def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
     """Approve, write, reload; the file is as it was where the daemon refuses it."""
+    from twin.api import ApiRefused
     from twin.run import atomic_write
 
     client = client_of(args)
@@ -66,9 +67,14 @@ def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
     write(said["after"])
     try:
         client.post("/reload", {"reason": args.reason})
-    except BaseException:
-        write(said["before"])
-        raise
+    except ConnectorError as error:
+        if isinstance(error, ApiRefused) and error.status < 500:
+            write(said["before"])
+            raise
+        raise ConnectorError(
+            f"{error}\n{path}: holds the approved lines, and the daemon may have taken them over: see its "
+            "alarms, then run `racktwin daemon reload`"
+        ) from None
     result = {key: said[key] for key in ("done", "file", "lines")}
     return present(
         args, result, lambda t, o: print_line(o, f"{t['file']}: {t['lines']} lines more, in force"), out
