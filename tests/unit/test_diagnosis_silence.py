@@ -74,6 +74,33 @@ def test_a_gpu_that_says_that_it_falls_off_the_bus_is_critical_at_once() -> None
     assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [("gpu_off_bus", "critical")]
 
 
+@pytest.mark.parametrize(
+    ("silent", "kind"), [([1], "node_silent"), (range(18), "outage")], ids=["its node", "its rack"]
+)
+@pytest.mark.parametrize("said", [True, False], ids=["critical", "warning"])
+def test_a_gpu_off_the_bus_stays_an_alarm_while_its_telemetry_is_lost(
+    silent: Any, kind: str, said: bool
+) -> None:
+    pod = copy.deepcopy(_speaking(True))
+    xid = [FaultReported(id="x", table="gpu", name=pod.engine.site.name("gpu", 6), code=OFF_BUS_XID)]
+    pod.tick(speaking(), *(xid if said else []))
+    for dt_s in (*30 * [1.0], RESET_S, 1.0):
+        pod.tick(speaking([6]), dt_s=dt_s)
+    (known,) = [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    assert known[:2] == ("gpu_off_bus", "critical" if said else "warning")
+    gpus = [gpu for node in silent for gpu in range(4 * node, 4 * node + 4)]
+    for dt_s in (*60 * [1.0], 700.0, 1.0):
+        pod.tick(speaking(gpus, silent), dt_s=dt_s)
+        assert known in [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    assert kind == "outage" or (kind, "node", 1) in told(pod)
+    for _ in range(30):
+        pod.tick(speaking([6]))
+        assert known in [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    for _ in range(30):
+        pod.tick(speaking())
+    assert told(pod) == [], "it reports again"
+
+
 def test_nodes_of_many_racks_have_a_source_in_common_if_they_fall_silent_together() -> None:
     """Five nodes of as many racks, two of another: within seconds, or minutes apart as nodes restart."""
     rack_of, silent = np.arange(40) // 4, np.isin(np.arange(40), [0, 5, 9, 13, 17, 20, 21])
