@@ -380,6 +380,26 @@ def test_a_meter_may_stand_still_where_nothing_flows_or_draws() -> None:
     assert [t for t in told(pod) if t[0] == "sensor_frozen"] == []
 
 
+@pytest.mark.parametrize("nodes", [1, 5])
+def test_the_power_of_a_node_may_stand_still_as_long_as_nothing_that_it_follows_moves(nodes: int) -> None:
+    """GPUs at their lowest cap draw the same all the time, and so does their node."""
+    pod, rng, now = Twin(two_racks()), np.random.default_rng(1), set()
+    capped, stuck_w = np.arange(36) < nodes, np.zeros(36)
+    for i in range(308):
+        gpu_w = np.where(np.repeat(capped, 4) & (i >= 210), 200.0, np.rint(rng.uniform(190, 700, 144)))
+        if i >= 290:
+            gpu_w[:4] += np.rint(rng.uniform(0, 30, 4))  # work again, and its meter stands
+        node_w = np.add.reduceat(gpu_w, np.arange(0, 144, 4)) + 700.0
+        stuck_w = node_w if i < 290 else stuck_w
+        node_w = np.where(np.arange(36) == 0, stuck_w, node_w)
+        supplies = {"node.psu1_power_w": 0.5 * node_w, "node.psu2_power_w": 0.5 * node_w}
+        pod.tick(QUIET | {"gpu.power_w": gpu_w, "node.power_w": node_w} | supplies)
+        now = set(told(pod)) - {("sensor_frozen", "node", 0, f"psu{side}_power_w") for side in (1, 2)}
+        if i < 290:
+            assert told(pod) == [], i
+    assert now == {("sensor_frozen", "node", 0, "power_w")}
+
+
 @pytest.mark.parametrize(("amperes", "frozen"), [(7.2, 0), (90.0, 1)])
 def test_a_current_may_stand_still_where_its_noise_drowns_in_its_last_digit(
     amperes: float, frozen: int
