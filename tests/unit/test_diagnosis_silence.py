@@ -13,7 +13,7 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.diagnosis import Topology, finding_of
-from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
+from twin.diagnosis.cause import MAX_REPORTED, MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.silence import RESET_S, _far_apart
 from twin.diagnosis.xids import OFF_BUS_XID
 from twin.telemetry import FaultReported
@@ -237,6 +237,33 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
     (fault,) = book.faults()
     assert (fault.table, fault.entity) == ("cdu", 0)
+
+
+@pytest.mark.parametrize(("kind", "table"), [("leak", "rack"), ("xid_burst", "gpu")])
+def test_a_full_book_of_many_alike_has_room_for_another_kind_as_grave(kind: str, table: str) -> None:
+    book = CauseBook(Topology(site_of(two_racks(racks="r[1-60]"))))
+    many = "node_down" if kind == "leak" else "node_silent"
+    alike = [Cause(many, "node", i, hold_s=0.0) for i in range(MAX_REPORTED + 5)]
+    for second in range(3):
+        book.update(alike, (10 + second) * NS)
+        assert (len(book.reported), len(book.faults())) == (MAX_REPORTED, 1)
+    for second in range(3):
+        book.update([*alike, Cause(kind, table, 3, hold_s=0.0)], (20 + second) * NS)
+        assert len(book.reported) == MAX_REPORTED
+        assert {f.kind for f in book.faults()} == {many, kind}
+
+
+def test_a_crowd_counts_those_that_are_not_named() -> None:
+    places = Topology(site_of(two_racks()))
+    book = CauseBook(places)
+    named = [Cause("link_down", "node", i, evidence=("dark",), hold_s=0.0) for i in range(10)]
+    named[0].more = 90
+    book.update(named, 10 * NS)
+    (fault,) = book.faults()
+    assert (fault.table, fault.entity, fault.count) == ("rack", 0, 100)
+    found = finding_of(fault, places.site)
+    assert found.title == "lab/h/r1/node0 is down; likewise 99 more nodes of lab/h/r1"
+    assert found.evidence == ("lab/h/r1/node0: dark",), "the title says the rest"
 
 
 def test_a_queue_in_which_nothing_waits_has_no_next_start_and_no_silent_sensor() -> None:

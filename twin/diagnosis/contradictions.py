@@ -283,6 +283,7 @@ class Accusation:
     entity: int
     signal: str
     words: str
+    more: int = 0  # of the same signal that are not accused each
 
     @property
     def key(self) -> tuple[str, int]:
@@ -323,7 +324,9 @@ class Contradictions(EntityState):
             with np.errstate(all="ignore"):
                 self._look(TableReadings(state, self.topology, table, part), laws, in_maintenance.get(table))
         return [
-            Cause("sensor_biased", a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S)
+            Cause(
+                "sensor_biased", a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S, more=a.more
+            )
             for a in self.accused.values()
         ]
 
@@ -466,28 +469,35 @@ class Contradictions(EntityState):
             inside = law_key == law.key and begin <= entity < look.part.stop
             if inside and not broken[entity - begin]:
                 del self.accused[law_key, entity]
-        for k in np.flatnonzero(broken & off).tolist()[:NAMED]:
-            suspect, words = self._suspect(look, law, k)
-            accusation = Accusation(law.key, law.table, begin + k, suspect, words)
+        at = np.flatnonzero(broken & off)
+        suspects = self._suspects(look, law, at)
+        first: dict[str, Accusation] = {}
+        for k, suspect in zip(at[:NAMED].tolist(), suspects, strict=False):
             if suspect != law.mean:
+                words = self._words(look, law, suspect, k)
+                accusation = Accusation(law.key, law.table, begin + k, suspect, words)
                 self.accused[accusation.key] = accusation
+                first.setdefault(suspect, accusation)
+        for k, suspect in zip(at[NAMED:].tolist(), suspects[NAMED:], strict=True):
+            if suspect in first and (law.key, begin + k) not in self.accused:
+                first[suspect].more += 1
 
-    def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str]:
-        """Return the reading with the largest change since the law held, and the evidence."""
-        suspect, most = law.suspects[0], -1.0
-        for name in law.moving:
-            value = float(look.moved(name)[k])
-            held = float(self._last_values(law, name)[look.part][k])
-            moved = abs(value - held)
+    def _suspects(self, look: TableReadings, law: Law, at: I64) -> list[str]:
+        """Return of each of these the reading with the largest change since the law held."""
+        moved = np.full((len(law.moving) + 1, len(at)), -1.0)  # the first one stands where nothing is known
+        for i, name in enumerate(law.moving, 1):
+            value = np.asarray(look.moved(name), np.float64)[at]
+            held = np.asarray(self._last_values(law, name)[look.part], np.float64)[at]
+            change = value - held
             if not name.endswith("temp_c"):
-                moved = abs(np.log(max(abs(value), 1e-3) / max(abs(held), 1e-3)))
-            if moved > most:
-                suspect, most = name, moved
+                change = np.log(np.maximum(np.abs(value), 1e-3) / np.maximum(np.abs(held), 1e-3))
+            moved[i] = np.nan_to_num(np.abs(change), nan=-1.0)
+        names = (law.suspects[0], *law.moving)
+        return [names[i] for i in np.argmax(moved, axis=0).tolist()]
+
+    @staticmethod
+    def _words(look: TableReadings, law: Law, suspect: str, k: int) -> str:
         if suspect in look.rates:
-            return (
-                suspect,
-                f"it grows by {amount(f'{law.table}.power_w', float(look.rates[suspect][k]))}: {law.words}",
-            )
-        if suspect == law.mean:
-            return suspect, ""
-        return suspect, f"it reads {amount(f'{law.table}.{suspect}', float(look[suspect][k]))}: {law.words}"
+            grows = amount(f"{law.table}.power_w", float(look.rates[suspect][k]))
+            return f"it grows by {grows}: {law.words}"
+        return f"it reads {amount(f'{law.table}.{suspect}', float(look[suspect][k]))}: {law.words}"

@@ -23,6 +23,7 @@ from twin.telemetry import GOOD, EntityState, State, column, keyed, scalar
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
 RAN_S = 30.0  # a pump that ran so long and stands now has stopped
+MOST_EACH = 50  # sensors of a signal that are reported each; the others are counted
 MOST_BESIDE = 3  # sensors of one signal in a rack that fail at once by chance
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
@@ -45,8 +46,8 @@ SEEN_W, LEAST_WILD = 200.0, 1.5
 CONFIRMED_WILD = 2.0  # far readings of a comparison that confirm a jump; source: estimate
 ALIKE_JUMPS = 0.5  # another meter that jumps so often beside this one sees the same; source: estimate
 FEEDER_POWER, GPU_MEMORY = "feeder.power_w", "gpu.hbm_temp_c"
-# Powers that are the sum of others: where those stand still, as at their caps, it may as well. They have moved
-# by so much; source: estimate, the noise of a meter
+# Powers that are the sum of others: where those stand still, as at their caps, it may as well. They have
+# moved by so much; source: estimate, the noise of a meter
 SUMS, MOVED_PU = {NODE_POWER: "gpu", PSU1: "gpu", PSU2: "gpu", RACK_POWER: "node"}, 1e-3
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
@@ -196,7 +197,8 @@ class DeviceFaults(EntityState):
                         continue
                     if many > MOST_BESIDE and table in ("gpu", "node"):
                         out += self._crowds(kind, table, name, odd)
-                    for entity in np.flatnonzero(odd).tolist()[:50]:
+                    first, rest = len(out), np.flatnonzero(odd).tolist()
+                    for entity in rest[:MOST_EACH]:
                         if kind == "spiking" and not _agrees(key, entity, tracks, disturbed):
                             continue
                         fed = key == FEEDER_POWER and kind == "spiking"
@@ -214,6 +216,8 @@ class DeviceFaults(EntityState):
                             continue
                         text = self._words(kind, key, meters, k, entity)
                         out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1, 3.0, 30.0))
+                    if kind == "frozen" and len(out) > first:
+                        out[first].more = len(rest[MOST_EACH:])
         return out
 
     def _left_behind(self, key: str, stands: Bool, watch: SensorChecks) -> Bool:
@@ -230,7 +234,8 @@ class DeviceFaults(EntityState):
         stood_w = self.stood_w[key]
         np.copyto(stood_w, np.where(stands, sum_w, np.nan), where=np.isnan(stood_w) | ~stands)
         stood_w[np.abs(sum_w - stood_w) > MOVED_PU * stood_w] = 0.0
-        return (stood_w == 0.0) | ~known
+        moved: Bool = (stood_w == 0.0) | ~known
+        return moved
 
     def _crowds(self, kind: str, table: str, name: str, odd: Bool) -> list[Cause]:
         """Report racks in which more sensors misbehave than fail by chance, and clear them.

@@ -394,7 +394,7 @@ class _Look:
             if not new:
                 continue
             if s.count > 1:
-                ended = 2 * np.count_nonzero(np.isin(s.nodes, down)) < len(s.nodes)
+                ended = 2 * int(np.count_nonzero(np.isin(s.nodes, down))) < len(s.nodes)
             else:
                 lasted_ns = self.health.looked_ns - s.start_ns
                 ended = bool(s.fault) and s.fault not in present and lasted_ns > JOIN_S * NS
