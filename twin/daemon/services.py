@@ -399,6 +399,10 @@ class Services:
             wrong["ledger"] = ("warning", "The ledger cannot be written", self.energy_ledger.fault)
         if self.upkeep.fault:
             wrong["upkeep"] = ("warning", "Old files cannot be pruned", self.upkeep.fault)
+        findings = self.live.engine.findings
+        if findings.full:
+            text = f"{len(findings.active):,} are active; of others only critical ones take their place"
+            wrong["findings"] = ("warning", "There are more findings than are kept", text)
         begins = decision.now_ns - self.live.started_ns < round(CONNECT_S * NS)
         for dispatcher in self.dispatchers:
             if begins:
