@@ -11,9 +11,9 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, find_signal
-from twin.contracts import Residual
+from twin.contracts import DEGRADED, Residual
 from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
-from twin.diagnosis.cause import AGREED_LEAK, Cause, CauseBook
+from twin.diagnosis.cause import AGREED_LEAK, MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.isolation import IsolatedFault
@@ -347,6 +347,22 @@ def test_a_pump_that_ran_and_stands() -> None:
     assert both.evidence[0] == "both pumps stopped, no flow"
     assert finding_of(both, pod.site).title == "Both pumps of lab/h/cdu1 have stopped"
     assert both.count == 2 + 144 > first.count, "so it is journaled anew"
+
+
+@pytest.mark.parametrize("nodes", [6, 8])
+def test_many_nodes_on_one_supply_are_one_alarm_and_each_is_known_to_health_and_policies(nodes: int) -> None:
+    pod = Twin(two_racks(racks="r[1-3]"))
+    one = np.full(54, 2500.0)
+    for second in range(30):
+        one[np.arange(54) % 18 < nodes] = 2500.0 if second < 15 else 0.0
+        pod.tick(QUIET | {"node.psu1_power_w": one, "node.psu2_power_w": 5000.0 - one})
+    mine = np.flatnonzero(one == 0.0).tolist()
+    known = {(f.kind, f.table, f.entity) for f in pod.engine.view().faults()}
+    assert known == {("psu_lost", "node", i) for i in mine}
+    assert np.flatnonzero(pod.engine.health.health("psu").level >= DEGRADED).tolist() == [2 * i for i in mine]
+    found = [f for f in pod.decision.findings if f.id.startswith("fault/")]
+    assert len(found) == (1 if len(mine) > MOST_ALIKE else len(mine))
+    assert sum(f.count for f in found) == len(mine)
 
 
 @pytest.mark.parametrize(("nodes_off_w", "wrong"), [(8000.0, True), (500.0, False), (np.nan, False)])

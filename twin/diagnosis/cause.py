@@ -165,7 +165,11 @@ class CauseBook(EntityState):
             self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
-        """Return the reported faults, gravest first, then oldest; many of one kind count as one of their
+        """Return the reported faults, gravest first, then oldest."""
+        return _in_order([_fault(c) for c in self.reported.values()])
+
+    def alarms(self) -> tuple[Fault, ...]:
+        """Return what people should hear of: as `faults`, but many of one kind count as one of their
         ancestor."""
         faults: list[Fault] = []
         for causes in self._alike().values():
@@ -173,11 +177,7 @@ class CauseBook(EntityState):
                 faults.append(_crowd(causes, self.topology))
             else:
                 faults += [_fault(c) for c in causes]
-        return tuple(
-            sorted(
-                faults, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table, f.entity, f.signal)
-            )
-        )
+        return _in_order(faults)
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
         """Return the entities [n] whose symptom a reported fault explains; None if none does."""
@@ -195,6 +195,11 @@ class CauseBook(EntityState):
         self.waiting = {}
         for cause in self.reported.values():
             cause.covers = {}
+
+
+def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
+    faults.sort(key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table, f.entity, f.signal))
+    return tuple(faults)
 
 
 def _number(causes: list[Cause]) -> int:

@@ -283,8 +283,8 @@ class Diagnosis(EntityState):
         return out if blind is None else blind if out is None else out | blind
 
     def findings(self, site: Site) -> list[Finding]:
-        """Return the faults as findings for operators."""
-        return [finding_of(f, site) for f in self.faults]
+        """Return the faults as findings for operators, many of one kind as one."""
+        return [finding_of(f, site) for f in self.book.alarms()]
 
     def doubted(self) -> list[Finding]:
         """Return the untrusted readings without a named sensor fault."""
