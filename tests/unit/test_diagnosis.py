@@ -396,7 +396,7 @@ def test_a_meter_may_stand_still_where_nothing_flows_or_draws() -> None:
     assert [t for t in told(pod) if t[0] == "sensor_frozen"] == []
 
 
-@pytest.mark.parametrize("nodes", [1, 5])
+@pytest.mark.parametrize("nodes", [1, pytest.param(5, marks=pytest.mark.long)])
 def test_the_power_of_a_node_may_stand_still_as_long_as_nothing_that_it_follows_moves(nodes: int) -> None:
     """GPUs at their lowest cap draw the same all the time, and so does their node."""
     pod, rng, now = Twin(two_racks()), np.random.default_rng(1), set()
@@ -414,6 +414,32 @@ def test_the_power_of_a_node_may_stand_still_as_long_as_nothing_that_it_follows_
         if i < 290:
             assert told(pod) == [], i
     assert now == {("sensor_frozen", "node", 0, "power_w")}
+
+
+@pytest.mark.parametrize(
+    ("table", "racks"),
+    [
+        ("node", "r1"),
+        pytest.param("node", "r[1-3]", marks=pytest.mark.long),
+        pytest.param("rack", "r[1-3]", marks=pytest.mark.long),
+    ],
+)
+def test_meters_of_a_whole_site_that_stand_still_while_their_loads_move_are_named(
+    table: str, racks: str
+) -> None:
+    pod, rng = Twin(two_racks(racks=racks)), np.random.default_rng(1)
+    n, stuck_w = pod.site.sizes, np.zeros(0)
+    for i in range(300):
+        gpu_w = np.rint(rng.uniform(300, 900, n["gpu"]))
+        node_w = np.add.reduceat(gpu_w, np.arange(0, len(gpu_w), 4)) + 700.0 + rng.normal(0, 5, n["node"])
+        rack_w = np.add.reduceat(node_w, np.arange(0, len(node_w), 18)) + rng.normal(0, 50, n["rack"])
+        read = {"gpu": gpu_w, "node": node_w, "rack": rack_w}
+        stuck_w = read[table] if i < 150 else stuck_w
+        pod.tick(QUIET | {f"{t}.power_w": stuck_w if t == table else w for t, w in read.items()})
+        if i < 150:
+            assert told(pod) == [], i
+    mine = {(kind, t, at) for kind, t, at, _ in told(pod) if kind == "sensor_frozen"}
+    assert mine == {("sensor_frozen", "rack", i) for i in range(n["rack"])}
 
 
 @pytest.mark.parametrize(("amperes", "frozen"), [(7.2, 0), (90.0, 1)])

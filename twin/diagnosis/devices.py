@@ -190,10 +190,12 @@ class DeviceFaults(EntityState):
                     odd = flags.copy() if hidden is None else flags & ~hidden
                     if kind == "frozen" and table in still:
                         odd &= ~still[table]
+                    surely = False
                     if kind == "frozen" and key in SUMS:
                         odd &= self._left_behind(key, flags, watch)
+                        surely = key in self.stood_w and bool((self.stood_w[key][odd] == 0.0).all())
                     many = np.count_nonzero(odd)
-                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(odd)):
+                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(odd) and not surely):
                         continue
                     if many > MOST_BESIDE and table in ("gpu", "node"):
                         out += self._crowds(kind, table, name, odd)
