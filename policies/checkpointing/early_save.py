@@ -29,6 +29,9 @@ RATE_RATIO = 2.0
 DRAIN_PU = 0.9
 # Chance that a critical fault of power or cooling, if it is one, stops the nodes below it. source: estimate
 FACILITY_PU = 0.3
+# Of a feeder's budget, beyond which it is in trouble: less is noise of its meter, as caps keep the feeder at
+# its budget. source: estimate
+OVER_PU = 1.02
 SURE_PU = 0.5  # below which a diagnosis counts for nothing. source: estimate
 POWER = ("feed_lost", "breaker_tripped", "grid_event")
 FORECAST, VERDICT, DRAIN, EVENT = 1, 2, 4, 8
@@ -133,10 +136,10 @@ def facility_trouble_pu(view: View) -> F64:
 
 
 def _over_budget(view: View) -> Bool:
-    """Return the feeders that draw more than their budget, as after the end of a grant."""
+    """Return the feeders that draw surely more than their budget, as after the end of a grant."""
     power = np.where(view.quality("feeder.power_w") == GOOD, view.believed("feeder.power_w"), np.nan)
     with np.errstate(invalid="ignore"):
-        over: Bool = power > view.budget_w()
+        over: Bool = power > OVER_PU * view.budget_w()
     return over
 
 

@@ -58,7 +58,7 @@ OWN_COLUMNS = (
     *pressure.LOOP_COLUMNS,
 )  # that `propose` itself writes
 REQUESTED, SAME_K = "cdu.supply_temp_request_c", 0.05
-LEFT_K = 1.0  # by which a set point that was left is warmer than the BMS's own; source: estimate
+LEFT_K = 1.0  # by which a set point that was left is warmer than the safe value; source: estimate
 CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
 UNKNOWN_S = 900.0  # that a set point stays where something is unknown; source: estimate
 DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it; source: estimate
@@ -191,8 +191,10 @@ class CoolingSetpoint:
         """
         now_c, base_c = own_c(view), out["base_c"]
         free = np.isnan(out["want_c"]) & np.isfinite(now_c)
-        known_c = np.where(np.isnan(base_c), view.envelope(CONTROL).safe, base_c)
-        left = (np.abs(now_c - view.value(REQUESTED)) <= SAME_K) & (now_c > known_c + LEFT_K)
+        known = np.isfinite(base_c)
+        known_c = np.where(known, base_c, view.envelope(CONTROL).safe)
+        left = np.abs(now_c - view.value(REQUESTED)) <= SAME_K
+        left &= now_c > known_c + np.where(known, SAME_K, LEFT_K)
         base_c[free] = np.where(left, known_c, now_c)[free]
 
     def _due(self, view: View, out: Memory, groups: Sequence[LoopCdus]) -> int:

@@ -29,7 +29,11 @@ class Look:
         self.jobs = JobSlots(max(site.sizes["job"], 64), n_node)
         self.faults: tuple[Any, ...] = ()
         self.told: dict[tuple[str, str, int, str], None] = {}
-        self.diagnosis = SimpleNamespace(book=SimpleNamespace(reported=self.told))
+        self.diagnosis = SimpleNamespace(
+            book=SimpleNamespace(reported=self.told),
+            reports=SimpleNamespace(dark_ns=np.zeros(site.sizes["feeder"], np.int64)),
+            silence=SimpleNamespace(unpowered_ns=np.zeros(site.sizes["rack"], np.int64)),
+        )
         self.parameters: dict[str, Any] = {}
         self.estimator = SimpleNamespace(parameters=self.parameters, clogged_pu=np.zeros(site.sizes["cdu"]))
         self.state = State(site.sizes)

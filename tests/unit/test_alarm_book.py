@@ -403,13 +403,27 @@ def test_it_has_bounds(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
         watch.book.condition(f"c{i}", "info", "x" * 10_000, ("y" * 10_000,) * 100, "z" * 10_000)
     watch.see(*[finding(f"f{i}") for i in range(20)])
     assert len(watch.book.listing()) == 10
-    assert watch.book.counts["dropped"] == 15 + 15
+    assert watch.book.counts["dropped"] == 15 + 16, "one of those kept counts the others"
     for i in range(20):
         watch.book.clear(f"c{i}")
     watch.see()
     assert len(watch.book.listing(cleared=True)) == 3
     watch.book.save()
     assert (watch.book.path).stat().st_size < 100_000
+
+
+def test_of_more_alarms_than_there_is_room_for_the_gravest_are_kept(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "MAX_ALARMS", 10)
+    mild = [finding(f"f{i}", "info") for i in range(12)]
+    watch.see(*mild)
+    watch.see(*mild, finding("late", "critical"))
+    listed = {shown["id"]: shown for shown in watch.book.listing()}
+    assert next(iter(listed)) == "late"
+    assert (len(listed), listed["alarms/more"]["count"], listed["alarms/more"]["severity"]) == (10, 4, "info")
+    watch.see(*mild[3:], finding("late", "critical"))
+    assert {shown["id"] for shown in watch.book.listing()} == {"late", *(f.id for f in mild[3:])}
 
 
 def test_the_gravest_first(watch: Watch) -> None:

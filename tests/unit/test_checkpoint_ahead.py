@@ -188,3 +188,12 @@ def test_a_feeder_over_its_budget() -> None:
     assert twin.why(SINCE) == []
     twin.wait(10, {"feeder.power_w": 310_000.0})
     assert twin.why(SINCE)
+
+
+def test_a_feeder_whose_meter_hovers_about_its_budget_threatens_nobody() -> None:
+    twin, rng = Saving({"a": EIGHT}), np.random.default_rng(0)
+    twin.says.day = 0.001
+    saved(twin)
+    for _ in range(60):
+        twin.wait(5, {"feeder.power_w": 300_000.0 * (1.0 + 0.004 * rng.normal())})
+        assert twin.why(SINCE) == []

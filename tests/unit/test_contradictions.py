@@ -153,6 +153,13 @@ def test_nodes_that_lie_together_are_one_alarm_and_their_racks_are_not_accused()
     )
 
 
+def test_an_alarm_of_many_counts_all_of_them() -> None:
+    pod = after({"gpu.sm_active_pu": 0.0}, first=False)
+    (finding,) = [f for f in pod.decision.findings if f.id.startswith("fault/sensor_biased")]
+    assert finding.count == pod.site.sizes["gpu"]
+    assert finding.evidence[0].startswith("lab/h/r1/node0/gpu0: "), "the title says how many"
+
+
 @pytest.mark.long
 def test_a_rack_that_lies_beside_its_nodes_is_accused() -> None:
     assert accused(after({"rack.inlet_temp_c": 2.4})) == {("rack.inlet_temp_c", 0)}

@@ -424,6 +424,36 @@ def test_a_set_point_that_a_daemon_left_is_not_taken_for_the_bms_s_own() -> None
     assert float(sim.engine.memory[NAME]["base_c"][0]) == 32.0
 
 
+@pytest.mark.parametrize(
+    ("base_c", "requested_c", "now_c", "expected_c"),
+    [
+        (30.0, 31.0, 31.0, 30.0),  # of a lease that lapsed, however small its step was
+        (30.0, 30.2, 30.2, 30.0),
+        (30.0, 31.0, 30.5, 30.5),  # people or the BMS moved it since
+        (30.0, np.nan, 31.0, 31.0),
+        (30.0, 29.0, 29.0, 29.0),  # colder: nothing is lost
+        (np.nan, 32.5, 32.5, 32.5),
+        (np.nan, 35.0, 35.0, 32.0),
+    ],
+)
+def test_a_step_that_was_left_by_a_lapse_does_not_raise_the_bms_s_own_set_point(
+    base_c: float, requested_c: float, now_c: float, expected_c: float
+) -> None:
+    value = {"cdu.supply_temp_request_c": requested_c, "cdu.supply_temp_setpoint_c": now_c}
+    none = np.zeros(0)
+    view: Any = SimpleNamespace(
+        value=lambda key: np.array([value.get(key, np.nan)]) if key.startswith("cdu.") else none,
+        believed=lambda key: np.array([value.get(key, np.nan)]) if key.startswith("cdu.") else none,
+        quality=lambda key: np.array([GOOD]) if key.startswith("cdu.") else none,
+        lately_good=lambda key: np.array([True]),
+        envelope=lambda control: SimpleNamespace(safe=np.array([32.0])),
+        site=SimpleNamespace(cdu_of_rack=np.zeros(0, np.int32)),
+    )
+    out = {"want_c": np.array([np.nan]), "base_c": np.array([base_c])}
+    CoolingSetpoint._note_base(view, out)
+    assert out["base_c"].tolist() == [expected_c]
+
+
 @pytest.mark.long
 def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
     sim = simulated(plant_of(lab(), 18.0), authority="advise")

@@ -11,9 +11,9 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from tests.support.sampled_cases import sampled
 from twin.catalogue import NS, find_signal
-from twin.contracts import Residual
+from twin.contracts import DEGRADED, Residual
 from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
-from twin.diagnosis.cause import AGREED_LEAK, Cause, CauseBook
+from twin.diagnosis.cause import AGREED_LEAK, MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
 from twin.diagnosis.isolation import IsolatedFault
@@ -360,6 +360,22 @@ def test_a_pump_that_ran_and_stands() -> None:
     assert both.count == 2 + 144 > first.count, "so it is journaled anew"
 
 
+@pytest.mark.parametrize("nodes", [6, 8])
+def test_many_nodes_on_one_supply_are_one_alarm_and_each_is_known_to_health_and_policies(nodes: int) -> None:
+    pod = Twin(two_racks(racks="r[1-3]"))
+    one = np.full(54, 2500.0)
+    for second in range(30):
+        one[np.arange(54) % 18 < nodes] = 2500.0 if second < 15 else 0.0
+        pod.tick(QUIET | {"node.psu1_power_w": one, "node.psu2_power_w": 5000.0 - one})
+    mine = np.flatnonzero(one == 0.0).tolist()
+    known = {(f.kind, f.table, f.entity) for f in pod.engine.view().faults()}
+    assert known == {("psu_lost", "node", i) for i in mine}
+    assert np.flatnonzero(pod.engine.health.health("psu").level >= DEGRADED).tolist() == [2 * i for i in mine]
+    found = [f for f in pod.decision.findings if f.id.startswith("fault/")]
+    assert len(found) == (1 if len(mine) > MOST_ALIKE else len(mine))
+    assert sum(f.count for f in found) == len(mine)
+
+
 @pytest.mark.parametrize(("nodes_off_w", "wrong"), [(8000.0, True), (500.0, False), (np.nan, False)])
 def test_a_heat_balance_alone_calls_no_power_meter_wrong(nodes_off_w: float, wrong: bool) -> None:
     """After a restart coolant is not where the power is; the sum of the nodes says nothing, or agrees."""
@@ -389,6 +405,52 @@ def test_a_meter_may_stand_still_where_nothing_flows_or_draws() -> None:
         pod.tick(QUIET | {"rack.flow_lpm": flow, "cdu.flow_lpm": cdu, "rack.power_w": power,
                           "feeder.current_a": current})  # fmt: skip
     assert [t for t in told(pod) if t[0] == "sensor_frozen"] == []
+
+
+@pytest.mark.parametrize("nodes", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_the_power_of_a_node_may_stand_still_as_long_as_nothing_that_it_follows_moves(nodes: int) -> None:
+    """GPUs at their lowest cap draw the same all the time, and so does their node."""
+    pod, rng, now = Twin(two_racks()), np.random.default_rng(1), set()
+    capped, stuck_w = np.arange(36) < nodes, np.zeros(36)
+    for i in range(308):
+        gpu_w = np.where(np.repeat(capped, 4) & (i >= 210), 200.0, np.rint(rng.uniform(190, 700, 144)))
+        if i >= 290:
+            gpu_w[:4] += np.rint(rng.uniform(0, 30, 4))  # work again, and its meter stands
+        node_w = np.add.reduceat(gpu_w, np.arange(0, 144, 4)) + 700.0
+        stuck_w = node_w if i < 290 else stuck_w
+        node_w = np.where(np.arange(36) == 0, stuck_w, node_w)
+        supplies = {"node.psu1_power_w": 0.5 * node_w, "node.psu2_power_w": 0.5 * node_w}
+        pod.tick(QUIET | {"gpu.power_w": gpu_w, "node.power_w": node_w} | supplies)
+        now = set(told(pod)) - {("sensor_frozen", "node", 0, f"psu{side}_power_w") for side in (1, 2)}
+        if i < 290:
+            assert told(pod) == [], i
+    assert now == {("sensor_frozen", "node", 0, "power_w")}
+
+
+@pytest.mark.parametrize(
+    ("table", "racks"),
+    [
+        ("node", "r1"),
+        pytest.param("node", "r[1-3]", marks=pytest.mark.long),
+        pytest.param("rack", "r[1-3]", marks=pytest.mark.long),
+    ],
+)
+def test_meters_of_a_whole_site_that_stand_still_while_their_loads_move_are_named(
+    table: str, racks: str
+) -> None:
+    pod, rng = Twin(two_racks(racks=racks)), np.random.default_rng(1)
+    n, stuck_w = pod.site.sizes, np.zeros(0)
+    for i in range(300):
+        gpu_w = np.rint(rng.uniform(300, 900, n["gpu"]))
+        node_w = np.add.reduceat(gpu_w, np.arange(0, len(gpu_w), 4)) + 700.0 + rng.normal(0, 5, n["node"])
+        rack_w = np.add.reduceat(node_w, np.arange(0, len(node_w), 18)) + rng.normal(0, 50, n["rack"])
+        read = {"gpu": gpu_w, "node": node_w, "rack": rack_w}
+        stuck_w = read[table] if i < 150 else stuck_w
+        pod.tick(QUIET | {f"{t}.power_w": stuck_w if t == table else w for t, w in read.items()})
+        if i < 150:
+            assert told(pod) == [], i
+    mine = {(kind, t, at) for kind, t, at, _ in told(pod) if kind == "sensor_frozen"}
+    assert mine == {("sensor_frozen", "rack", i) for i in range(n["rack"])}
 
 
 @pytest.mark.parametrize(("amperes", "frozen"), [(7.2, 0), (90.0, 1)])

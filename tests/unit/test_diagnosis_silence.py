@@ -13,7 +13,7 @@ import pytest
 from tests.support.builders import START_NS, Twin, site_of, two_racks
 from twin.catalogue import NS
 from twin.diagnosis import Topology, finding_of
-from twin.diagnosis.cause import MOST_ALIKE, Cause, CauseBook
+from twin.diagnosis.cause import MAX_REPORTED, MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.silence import RESET_S, _far_apart
 from twin.diagnosis.xids import OFF_BUS_XID
 from twin.telemetry import FaultReported
@@ -72,6 +72,33 @@ def test_a_gpu_that_says_that_it_falls_off_the_bus_is_critical_at_once() -> None
     for dt_s in (*30 * [1.0], 700.0, 1.0, 1.0):  # and stays so, though its last words fade
         pod.tick(speaking([6]), dt_s=dt_s)
     assert [(f.kind, f.severity) for f in pod.engine.diagnosis.faults] == [("gpu_off_bus", "critical")]
+
+
+@pytest.mark.parametrize(
+    ("silent", "kind"), [([1], "node_silent"), (range(18), "outage")], ids=["its node", "its rack"]
+)
+@pytest.mark.parametrize("said", [True, False], ids=["critical", "warning"])
+def test_a_gpu_off_the_bus_stays_an_alarm_while_its_telemetry_is_lost(
+    silent: Any, kind: str, said: bool
+) -> None:
+    pod = copy.deepcopy(_speaking(True))
+    xid = [FaultReported(id="x", table="gpu", name=pod.engine.site.name("gpu", 6), code=OFF_BUS_XID)]
+    pod.tick(speaking(), *(xid if said else []))
+    for dt_s in (*30 * [1.0], RESET_S, 1.0):
+        pod.tick(speaking([6]), dt_s=dt_s)
+    (known,) = [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    assert known[:2] == ("gpu_off_bus", "critical" if said else "warning")
+    gpus = [gpu for node in silent for gpu in range(4 * node, 4 * node + 4)]
+    for dt_s in (*60 * [1.0], 700.0, 1.0):
+        pod.tick(speaking(gpus, silent), dt_s=dt_s)
+        assert known in [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    assert kind == "outage" or (kind, "node", 1) in told(pod)
+    for _ in range(30):
+        pod.tick(speaking([6]))
+        assert known in [(f.kind, f.severity, f.since_ns) for f in pod.engine.diagnosis.faults]
+    for _ in range(30):
+        pod.tick(speaking())
+    assert told(pod) == [], "it reports again"
 
 
 def test_nodes_of_many_racks_have_a_source_in_common_if_they_fall_silent_together() -> None:
@@ -198,18 +225,45 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     book = CauseBook(places)
     some = [Cause("gpu_off_bus", "gpu", i, evidence=("quiet",), hold_s=0.0) for i in range(MOST_ALIKE)]
     book.update(some, 10 * NS)
-    assert len(book.faults()) == MOST_ALIKE
+    assert len(book.alarms()) == MOST_ALIKE
     more = [*some, Cause("gpu_off_bus", "gpu", 71, hold_s=0.0)]
     book.update(more, 11 * NS)
-    (fault,) = book.faults()
+    (fault,) = book.alarms()
     assert (fault.kind, fault.table, fault.entity, fault.count) == ("gpu_off_bus", "rack", 0, MOST_ALIKE + 1)
     assert "lab/h/r1/node0/gpu0" in fault.evidence[0]
     title = finding_of(fault, places.site).title
     first = "lab/h/r1/node0/gpu0 has fallen off the bus"
     assert title == f"{first}; likewise 20 more GPUs of lab/h/r1", "the rack itself has not"
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
-    (fault,) = book.faults()
+    (fault,) = book.alarms()
     assert (fault.table, fault.entity) == ("cdu", 0)
+
+
+@pytest.mark.parametrize(("kind", "table"), [("leak", "rack"), ("xid_burst", "gpu")])
+def test_a_full_book_of_many_alike_has_room_for_another_kind_as_grave(kind: str, table: str) -> None:
+    book = CauseBook(Topology(site_of(two_racks(racks="r[1-60]"))))
+    many = "node_down" if kind == "leak" else "node_silent"
+    alike = [Cause(many, "node", i, hold_s=0.0) for i in range(MAX_REPORTED + 5)]
+    for second in range(3):
+        book.update(alike, (10 + second) * NS)
+        assert (len(book.reported), len(book.alarms())) == (MAX_REPORTED, 1)
+    for second in range(3):
+        book.update([*alike, Cause(kind, table, 3, hold_s=0.0)], (20 + second) * NS)
+        assert len(book.reported) == MAX_REPORTED
+        assert {f.kind for f in book.alarms()} == {many, kind}
+
+
+def test_a_crowd_counts_those_that_are_not_named() -> None:
+    places = Topology(site_of(two_racks()))
+    book = CauseBook(places)
+    named = [Cause("link_down", "node", i, evidence=("dark",), hold_s=0.0) for i in range(10)]
+    named[0].more = 90
+    book.update(named, 10 * NS)
+    (fault,) = book.alarms()
+    assert (fault.table, fault.entity, fault.count) == ("rack", 0, 100)
+    found = finding_of(fault, places.site)
+    assert found.title == "lab/h/r1/node0 is down; likewise 99 more nodes of lab/h/r1"
+    assert found.evidence == ("lab/h/r1/node0: dark",), "the title says the rest"
 
 
 def test_a_queue_in_which_nothing_waits_has_no_next_start_and_no_silent_sensor() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from tests.support.journal_bodies import bodies_of
 from twin.alerts import Findings
 from twin.alerts.findings import MAX_ACTIVE
 from twin.contracts import ClearedRecord, Finding, FindingRecord
+from twin.daemon.alarms import AlarmBook
+from twin.daemon.services import Services
 
 
 def kinds(twin: Twin) -> list[tuple[str, str]]:
@@ -128,6 +132,31 @@ def test_active_findings_are_bounded_and_counted() -> None:
     assert findings.raise_(Finding("x/0", "info", "", (), (), 1.0)) == [], "raised once"
     assert findings.clear("x/0") == [ClearedRecord(id="x/0")]
     assert findings.clear("x/0") == []
+
+
+def test_a_critical_finding_takes_the_place_of_one_that_is_not_and_people_hear_that_others_are_left_out(
+    tmp_path: Path,
+) -> None:
+    twin = Twin(eight_nodes())
+    findings, book = twin.engine.findings, AlarmBook(tmp_path)
+    findings.active.clear()
+    nothing: Any = SimpleNamespace(
+        alarms=book, history=SimpleNamespace(alarms=list), notifier=SimpleNamespace(faults=dict),
+        energy_ledger=SimpleNamespace(fault=""), upkeep=SimpleNamespace(fault=""), dispatchers=[], _faults={},
+        outside=SimpleNamespace(wrong=dict), links=None, _conditions_raised=set(),
+        live=SimpleNamespace(engine=twin.engine, started_ns=0),
+    )  # fmt: skip
+    Services._conditions(nothing, cast(Any, None), twin.decision)
+    assert book._conditions == {}
+    for i in range(MAX_ACTIVE):
+        findings.raise_(Finding(f"x/{i}", "warning" if i else "critical", "", (), (), 1.0))
+    Services._conditions(nothing, cast(Any, None), twin.decision)
+    assert [f.severity for f in book._conditions.values()] == ["warning"]
+    assert findings.raise_(Finding("y", "warning", "", (), (), 1.0)) == []
+    cleared, _ = findings.raise_(Finding("z", "critical", "", (), (), 1.0))
+    assert cleared == ClearedRecord(id="x/1")
+    assert {"x/0", "z"} < findings.active.keys()
+    assert len(findings.active) == MAX_ACTIVE
 
 
 def test_a_reading_that_turns_at_whole_degrees_rings_once() -> None:

@@ -162,6 +162,19 @@ def test_time_is_trained_still_or_lost_and_adds_up() -> None:
     assert after_s == pytest.approx(before_s + 10, abs=11)
 
 
+def test_what_a_restart_costs_a_job_that_reports_no_saves_is_not_known() -> None:
+    pod = Pod()
+    pod.run(300, started())
+    slot, goodput = pod.twin.engine.jobs.slot_of["train"], pod.goodput
+    before_s = goodput.trained_s[slot]
+    assert goodput.goodput_pu(slot) == pytest.approx(1.0, abs=0.1)
+    pod.run(20, started("s2"))
+    assert goodput.restarts[slot] == 1
+    assert goodput.lost_s[slot] == 0.0
+    assert goodput.trained_s[slot] >= before_s
+    assert goodput.goodput_pu(slot) is None
+
+
 def end_of(pod: Pod) -> ExpectedEnd | None:
     engine = pod.twin.engine
     return expected_end(engine.state, engine.jobs, engine.goodput, engine.jobs.slot_of["train"])

@@ -46,3 +46,14 @@ def test_errors_that_all_come_at_once_are_information_until_more_come(name: str)
 
 def test_errors_that_ask_for_an_action_are_no_information() -> None:
     assert Counter("ecc_dbe_count").looks(1) == [""]
+
+
+def test_all_devices_that_a_counter_shows_are_counted_and_none_by_two_counters() -> None:
+    counter = Counter("ecc_sbe_count")
+    for name in ("ecc_sbe_count", "ecc_dbe_count"):
+        counter.state.tables["gpu"].total[TABLES["gpu"].by_name[name].row] += 300
+    counter.state.now_ns += round(EVERY_S * NS)
+    causes = counter.growth.causes(counter.state, [], {})
+    n = counter.growth.sizes["gpu"]
+    assert n == 144
+    assert sum(1 + cause.more for cause in causes) == n

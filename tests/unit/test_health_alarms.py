@@ -256,12 +256,46 @@ def test_one_node_that_a_fault_took_down_is_not_several_and_the_fault_is_named(w
     ward.ill.failed(3, START_NS, kind="power", shared=True)
     why = "feed lost of lab/h/a explains it"
     ward.ill.failures.causes = (Shock(START_NS, "feeder", 0, "lab/h/a", (3,), 1, why, "feed_lost"),)
+    ward.twin.engine.health.looked_ns = START_NS + 1800 * NS
     (only,) = ward.look()
     assert only.title == "lab/h/r1/node3 became unusable by a cause outside it"
     assert only.evidence == ("1 node in 1 rack: 1 x power", why)
     ward.ill.failures.well_ns[3] = START_NS + 60 * NS
     ward.ill.verdicts.held["node"].level[3] = WATCH
     assert ward.look() == [], "it is back, though not yet for long"
+
+
+def test_a_node_that_stays_down_after_the_common_cause_has_a_finding_of_its_own(ward: Ward) -> None:
+    nodes = range(3, 7)
+    for node in nodes:
+        ward.ill.say("node", node, FAILED, "it does not boot", action_name="reboot_node")
+        ward.ill.failed(node, START_NS + 5 * NS, kind="power", shared=True)
+    ward.ill.failures.causes = (Shock(START_NS, "rack", 0, "lab/h/r1", tuple(nodes), 4, "4 of 18 nodes"),)
+    for node in (4, 5):
+        ward.ill.failures.well_ns[node] = START_NS + 600 * NS
+        ward.ill.verdicts.held["node"].level[node] = WATCH
+    assert [f.id for f in ward.look()] == ["health/shared"], "half of them are not back"
+    ward.ill.failures.well_ns[6] = START_NS + 600 * NS
+    ward.ill.verdicts.held["node"].level[6] = WATCH
+    (own,) = ward.look()
+    assert (own.id, own.severity) == (f"health/{NODE3}", "critical")
+    ward.ill.verdicts.held["node"].level[3] = UNKNOWN
+    ward.ill.verdicts.said.clear()
+    assert [f.id for f in ward.look()] == ["health/shared"], "nothing else would name it"
+
+
+def test_a_node_that_stays_down_long_after_the_fault_that_took_it_down_has_a_finding_of_its_own(
+    ward: Ward,
+) -> None:
+    ward.ill.say("node", 3, FAILED, "it does not boot", action_name="reboot_node")
+    ward.ill.failed(3, START_NS, kind="power", shared=True)
+    ward.ill.failures.causes = (Shock(START_NS, "feeder", 0, "lab/h/a", (3,), 1, "why", "feed_lost"),)
+    for after_s, lasts, own in ((1800, False, False), (3700, True, False), (3700, False, True)):
+        ward.twin.engine.health.looked_ns = START_NS + after_s * NS
+        ward.faults = []
+        if lasts:
+            ward.diagnose("feed_lost", "feeder", 0, "critical")
+        assert [f.id for f in ward.look()] == [f"health/{NODE3}" if own else "health/shared"]
 
 
 def test_lemons_and_wear(ward: Ward) -> None:

@@ -168,6 +168,31 @@ def test_a_failure_minutes_before_a_feed_is_lost_is_not_explained_by_it(kind, ta
     assert judge(fallen([0], [0.0], failed), fault)[0] == expected
 
 
+@pytest.mark.parametrize(
+    ("after_s", "unpowered", "expected"),
+    [(0.0, False, [0]), (1200.0, False, []), (1200.0, True, [0])],
+)
+def test_a_breaker_that_stays_tripped_explains_no_failure_of_a_rack_that_runs_on_its_other_feed(
+    after_s, unpowered, expected
+):
+    look, shocks = Look(SITE), Shocks(SITE)
+    look.now_ns = START_NS + 1300 * NS
+    look.faults = (Fault("breaker_tripped", "feeder", 1, "", "critical", 0.99, START_NS, ()),)
+    if unpowered:
+        look.diagnosis.silence.unpowered_ns[0] = look.now_ns
+    found = shocks.judge(look, fallen([0], [after_s], POWER), 0, START_NS - 100 * 86_400 * NS)
+    assert found.tolist() == expected
+
+
+def test_a_feeder_that_goes_dark_later_explains_from_then_on():
+    look, shocks = Look(SITE), Shocks(SITE)
+    look.now_ns = START_NS + 1300 * NS
+    look.faults = (Fault("feed_lost", "feeder", 0, "", "critical", 0.99, START_NS, ()),)
+    look.diagnosis.reports.dark_ns[1] = START_NS + 1000 * NS  # below it: its battery is empty
+    found = shocks.judge(look, fallen([0, 18 * 10], [1100.0, 1100.0], POWER), 0, START_NS - 100 * 86_400 * NS)
+    assert found.tolist() == [0]
+
+
 def test_a_sensor_in_doubt_explains_nothing():
     fault = Fault("pump_trip", "cdu", 0, "flow_lpm", "warning", 0.9, START_NS, ())
     assert judge(fallen([0], [0.0], THERMAL), fault)[0] == []

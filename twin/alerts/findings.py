@@ -107,11 +107,17 @@ class Findings(EntityState):
         self._sure_sigmas = lasting_sigmas(AlarmBudget(site).chance("balances", tests * LASTING_S, LASTING_S))
 
     def raise_(self, finding: Finding) -> list[JournalRecord]:
-        """Add or refresh a finding; returns journal records: none while nothing of weight has changed."""
+        """Add or refresh a finding; returns journal records: none while nothing of weight has changed.
+
+        Of more than MAX_ACTIVE the critical ones are kept.
+        """
         known, journaled = self.active.get(finding.id), self.journaled.get(finding.id)
-        if known is None and len(self.active) >= MAX_ACTIVE:
+        if known is None and self.full:
             self.counts["dropped"] += 1
-            return []
+            mild = (k for k, f in self.active.items() if f.severity != "critical")
+            if finding.severity != "critical" or (least := next(mild, None)) is None:
+                return []
+            return self.clear(least) + self.raise_(finding)
         self.active[finding.id] = finding
         if known is not None and journaled is not None:
             grew = finding.count >= 2 * journaled.count
@@ -120,6 +126,11 @@ class Findings(EntityState):
                 return []
         self.journaled[finding.id] = finding
         return [FindingRecord(**{f.name: getattr(finding, f.name) for f in fields(finding)})]
+
+    @property
+    def full(self) -> bool:
+        """Return True if there is no room for another finding."""
+        return len(self.active) >= MAX_ACTIVE
 
     def clear(self, identity: str) -> list[JournalRecord]:
         """End a finding, if it was active."""

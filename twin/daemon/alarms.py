@@ -202,6 +202,8 @@ class AlarmBook:
         self._since_ns = self._since_ns or now_ns
         present = {f.id: f for f in findings}
         present.update(self._conditions)
+        if len(present) > MAX_ALARMS:
+            present = self._gravest(present)
         for identity, finding in present.items():
             alarm = self.alarms.get(identity)
             if self._seen.get(identity) is not finding or (alarm is not None and alarm.eased_ns):
@@ -218,6 +220,18 @@ class AlarmBook:
             self._save(sync=bool(self.fault))  # what people said may wait for it
         return changes
 
+    def _gravest(self, present: dict[str, Finding]) -> dict[str, Finding]:
+        """Return as many findings as there is room for, the gravest, and one that counts the others."""
+        order = sorted(present.values(), key=lambda f: -_rank(f.severity))  # stable: those that were first
+        kept, rest = order[: MAX_ALARMS - 1], order[MAX_ALARMS - 1 :]
+        self.counts["dropped"] += len(rest)
+        more = Finding(
+            "alarms/more", rest[0].severity, "There are more alarms than are kept", (),
+            ("the gravest are kept; the others are in the list of findings",), 1.0,
+            "Look for a common cause before you look at a single one.", len(rest),
+        )  # fmt: skip
+        return {f.id: f for f in (*kept, more)}
+
     def _expected(self, alarm: Alarm) -> bool:
         """A condition from before a restart, which its source has had no time to state again."""
         return alarm.own and alarm.id not in self._seen and self.now_ns - self._since_ns < RETURN_S * NS
@@ -225,7 +239,7 @@ class AlarmBook:
     def _take(self, finding: Finding, own: bool) -> None:
         alarm = self.alarms.get(finding.id)
         if alarm is None:
-            if len(self.alarms) >= MAX_ALARMS:
+            if len(self.alarms) >= 2 * MAX_ALARMS:  # with those that end now, are shelved or flap
                 self.counts["dropped"] += 1
                 return
             alarm = self.gone.pop(finding.id, None)

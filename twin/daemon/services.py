@@ -403,6 +403,10 @@ class Services:
         if self.trace_fault:
             title = "A power loss may take the last ticks of the trace"
             wrong["trace/sync"] = ("warning", title, self.trace_fault)
+        findings = self.live.engine.findings
+        if findings.full:
+            text = f"{len(findings.active):,} are active; of others only critical ones take their place"
+            wrong["findings"] = ("warning", "There are more findings than are kept", text)
         begins = decision.now_ns - self.live.started_ns < round(CONNECT_S * NS)
         for dispatcher in self.dispatchers:
             if begins:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from twin.catalogue import I32, NS, counted, signal_words, table_noun
+from twin.catalogue import I32, NS, signal_words, table_noun
 from twin.contracts import Fault, Finding
 from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.topology import Topology
@@ -19,12 +19,13 @@ from twin.site import Site, noun_key
 from twin.telemetry import EntityState, OldOfNew, records
 
 HOLD_S, CLEAR_S = 5.0, 30.0
-MAX_REPORTED = 1000  # faults at once; of more than that the gravest
+MAX_REPORTED = 1000  # faults at once; of more than that the gravest, and of those alike not all
 MAX_EVIDENCE = 6
 AGREED_LEAK = "Isolate it at once: more than one detector or sign shows the leak. Then inspect it."
 MOST_ALIKE = 20  # of one kind and signal that are reported each by itself
 PENDING_S = 5.0  # without support, until a pending cause starts again
 Key = tuple[str, str, int, str]  # kind, table, entity, signal
+Alike = tuple[str, str, str]  # kind, table, signal
 _GRAVITY = {"critical": 0, "warning": 1, "info": 2}
 
 
@@ -49,10 +50,15 @@ class Cause:
     supported_ns: int = 0
     severity: str = ""  # less than that of its kind, as long as it may be over by itself
     parts: tuple[int, ...] = ()  # of the entity, from 1
+    more: int = 0  # alike beside it that are no causes of their own
 
     @property
     def key(self) -> Key:
         return self.kind, self.table, self.entity, self.signal
+
+    @property
+    def alike(self) -> Alike:
+        return self.kind, self.table, self.signal
 
 
 @dataclass(slots=True)
@@ -82,6 +88,7 @@ class CauseBook(EntityState):
         self.topology = topology
         # Keys of the reported causes of this tick, by gravity, once there is need
         self._by_gravity: tuple[dict[Key, None], ...] | None = None
+        self._crowds: dict[Alike, list[Key]] = {}  # those of this tick with more than are reported each
 
     def update(
         self, causes: Iterable[Cause], now_ns: int, lacks_data: Callable[[Cause], bool] | None = None
@@ -114,20 +121,36 @@ class CauseBook(EntityState):
                 del self.reported[key]
 
     def _has_room(self, cause: Cause) -> bool:
-        """Return True if there is room for a cause; a full book drops a less grave one."""
+        """Return True if there is room for a cause; a full book drops a less grave one, or one as grave of a
+        crowd, which counts one less."""
         if len(self.reported) < MAX_REPORTED:
             return True
         if self._by_gravity is None:
             self._by_gravity = tuple({} for _ in _GRAVITY)
             for key in self.reported:
                 self._by_gravity[_gravity(key)][key] = None
+            self._crowds = {a: [c.key for c in some] for a, some in self._alike().items()
+                            if len(some) > MOST_ALIKE}  # fmt: skip
         for mild in reversed(self._by_gravity[_gravity(cause.key) + 1 :]):
             while mild:
                 least = next(iter(mild))
                 del mild[least]
                 if self.reported.pop(least, None) is not None:
                     return True
+        if cause.alike in self._crowds:
+            return False
+        for crowd in self._crowds.values():
+            while len(crowd) > MOST_ALIKE + 1 and _gravity(crowd[0]) == _gravity(cause.key):
+                if self.reported.pop(crowd.pop(), None) is not None:
+                    return True
         return False
+
+    def _alike(self) -> dict[Alike, list[Cause]]:
+        """Return the reported causes by kind and signal."""
+        out: dict[Alike, list[Cause]] = {}
+        for cause in self.reported.values():
+            out.setdefault(cause.alike, []).append(cause)
+        return out
 
     def _report(self, cause: Cause, first_ns: int, now_ns: int, supported: dict[Key, Cause]) -> None:
         """Report a cause. A better explanation of the same symptoms replaces one that lost its support."""
@@ -142,22 +165,19 @@ class CauseBook(EntityState):
             self._by_gravity[_gravity(cause.key)][cause.key] = None
 
     def faults(self) -> tuple[Fault, ...]:
-        """Return the reported faults, gravest first, then oldest; many of one kind count as one of their
+        """Return the reported faults, gravest first, then oldest."""
+        return _in_order([_fault(c) for c in self.reported.values()])
+
+    def alarms(self) -> tuple[Fault, ...]:
+        """Return what people should hear of: as `faults`, but many of one kind count as one of their
         ancestor."""
-        alike: dict[tuple[str, str, str], list[Cause]] = {}
-        for c in self.reported.values():
-            alike.setdefault((c.kind, c.table, c.signal), []).append(c)
         faults: list[Fault] = []
-        for causes in alike.values():
-            if len(causes) > MOST_ALIKE and self.topology is not None:
+        for causes in self._alike().values():
+            if _number(causes) > MOST_ALIKE and self.topology is not None:
                 faults.append(_crowd(causes, self.topology))
             else:
                 faults += [_fault(c) for c in causes]
-        return tuple(
-            sorted(
-                faults, key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table, f.entity, f.signal)
-            )
-        )
+        return _in_order(faults)
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
         """Return the entities [n] whose symptom a reported fault explains; None if none does."""
@@ -175,6 +195,15 @@ class CauseBook(EntityState):
         self.waiting = {}
         for cause in self.reported.values():
             cause.covers = {}
+
+
+def _in_order(faults: list[Fault]) -> tuple[Fault, ...]:
+    faults.sort(key=lambda f: (_GRAVITY[f.severity], f.since_ns, f.kind, f.table, f.entity, f.signal))
+    return tuple(faults)
+
+
+def _number(causes: list[Cause]) -> int:
+    return len(causes) + sum(c.more for c in causes)
 
 
 def _gravity(key: Key) -> int:
@@ -213,11 +242,8 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
         if len(at) == 1 and at[0] >= 0:
             table, entity = higher, int(at[0])
             break
-    name, n = topology.site.name(cause.table, cause.entity), len(causes)
-    text = (
-        f"{counted(noun_key(topology.site, cause.table), n)} at once: {name} and {n - 1} more",
-        *(f"{name}: {e}" for e in cause.evidence),
-    )
+    name = topology.site.name(cause.table, cause.entity)
+    text = tuple(f"{name}: {e}" for e in cause.evidence)
     least_pu = min(c.confidence_pu for c in causes)
     return replace(
         _fault(cause),
@@ -226,7 +252,7 @@ def _crowd(causes: list[Cause], topology: Topology) -> Fault:
         entity=entity,
         confidence_pu=least_pu,
         evidence=text[:MAX_EVIDENCE],
-        count=n,
+        count=_number(causes),
         parts=(),
         first=(cause.table, cause.entity),
     )

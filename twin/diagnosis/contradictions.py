@@ -305,6 +305,7 @@ class Accusation:
     signal: str
     words: str
     kind: str = "sensor_biased"
+    more: int = 0  # of the same signal that are not accused each
 
     @property
     def key(self) -> tuple[str, int]:
@@ -356,7 +357,7 @@ class Contradictions(EntityState):
                 look = TableReadings(state, self.topology, table, part, watch)
                 self._look(look, laws, in_maintenance.get(table))
         return [
-            Cause(a.kind, a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S)
+            Cause(a.kind, a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S, more=a.more)
             for a in self.accused.values()
             if a.kind != "sensor_biased"
             or not any((a.table, a.entity, name) in odd for name in SUSPECTS[a.law])
@@ -501,34 +502,48 @@ class Contradictions(EntityState):
             inside = law_key == law.key and begin <= entity < look.part.stop
             if inside and not broken[entity - begin]:
                 del self.accused[law_key, entity]
-        for k in np.flatnonzero(broken & off).tolist()[:NAMED]:
-            suspect, kind, words = self._suspect(look, law, k)
-            accusation = Accusation(law.key, law.table, begin + k, suspect, words, kind)
-            if suspect != law.mean:
+        at = np.flatnonzero(broken & off)
+        suspects = self._suspects(look, law, at)
+        first: dict[str, Accusation] = {}
+        for k, suspect in zip(at[:NAMED].tolist(), suspects, strict=False):
+            odd, kind = self._odd(look, law, k)
+            if (name := odd or suspect) != law.mean:
+                words = self._words(look, law, name, kind, k)
+                accusation = Accusation(law.key, law.table, begin + k, name, words, kind)
                 self.accused[accusation.key] = accusation
+                first.setdefault(name, accusation)
+        for k, suspect in zip(at[NAMED:].tolist(), suspects[NAMED:], strict=True):
+            if suspect in first and (law.key, begin + k) not in self.accused:
+                first[suspect].more += 1
 
-    def _suspect(self, look: TableReadings, law: Law, k: int) -> tuple[str, str, str]:
-        """Return the reading that stands still or jumps, or else the one with the largest change since the
-        law held, the kind of its fault, and the evidence."""
-        kind = "sensor_biased"
-        if still := [name for name in law.suspects if look.is_frozen(name, k)]:
-            stands = amount(f"{law.table}.{still[0]}", float(look[still[0]][k]))
-            return still[0], "sensor_frozen", f"it stands still at {stands}: {law.words}"
-        if jumps := [name for name in law.suspects if look.is_jumping(name, k)]:
-            return jumps[0], "sensor_spiking", f"it jumps beyond its noise: {law.words}"
-        suspect, most = law.suspects[0], -1.0
-        for name in law.moving:
-            value = float(look.moved(name)[k])
-            held = float(self._last_values(law, name)[look.part][k])
-            moved = abs(value - held)
+    @staticmethod
+    def _odd(look: TableReadings, law: Law, k: int) -> tuple[str, str]:
+        """Return the suspect that stands still or jumps, "" for none, and the kind of the fault."""
+        for kind, is_odd in (("sensor_frozen", look.is_frozen), ("sensor_spiking", look.is_jumping)):
+            for name in law.suspects:
+                if is_odd(name, k):
+                    return name, kind
+        return "", "sensor_biased"
+
+    def _suspects(self, look: TableReadings, law: Law, at: I64) -> list[str]:
+        """Return of each of these the reading with the largest change since the law held."""
+        moved = np.full((len(law.moving) + 1, len(at)), -1.0)  # the first one stands where nothing is known
+        for i, name in enumerate(law.moving, 1):
+            value = np.asarray(look.moved(name), np.float64)[at]
+            held = np.asarray(self._last_values(law, name)[look.part], np.float64)[at]
+            change = value - held
             if not name.endswith("temp_c"):
-                moved = abs(np.log(max(abs(value), 1e-3) / max(abs(held), 1e-3)))
-            if moved > most:
-                suspect, most = name, moved
+                change = np.log(np.maximum(np.abs(value), 1e-3) / np.maximum(np.abs(held), 1e-3))
+            moved[i] = np.nan_to_num(np.abs(change), nan=-1.0)
+        names = (law.suspects[0], *law.moving)
+        return [names[i] for i in np.argmax(moved, axis=0).tolist()]
+
+    @staticmethod
+    def _words(look: TableReadings, law: Law, suspect: str, kind: str, k: int) -> str:
+        if kind == "sensor_spiking":
+            return f"it jumps beyond its noise: {law.words}"
         if suspect in look.rates:
-            growth = amount(f"{law.table}.power_w", float(look.rates[suspect][k]))
-            return suspect, kind, f"it grows by {growth}: {law.words}"
-        if suspect == law.mean:
-            return suspect, kind, ""
+            grows = amount(f"{law.table}.power_w", float(look.rates[suspect][k]))
+            return f"it grows by {grows}: {law.words}"
         reads = amount(f"{law.table}.{suspect}", float(look[suspect][k]))
-        return suspect, kind, f"it reads {reads}: {law.words}"
+        return f"it {'stands still at' if kind == 'sensor_frozen' else 'reads'} {reads}: {law.words}"

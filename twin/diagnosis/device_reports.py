@@ -26,6 +26,7 @@ LEAST_FEEDS, TOGETHER_S = 2, 10.0
 SUPPLIES = [TABLES["node"].by_name[k] for k in ("psu1_power_w", "psu2_power_w")]
 WORDS = ("energised_state", "voltage_v")
 REFERENCE_PER_READING = 0.002  # of a feeder's usual voltage
+MOST_LINKS = 100  # that are reported each; the others are counted
 MOST_NAMED = 4  # wet detectors of a leak that are named each
 TRAYS_WET, HALL_WET = "rack.tray_leak_state", "hall.leak_state"  # as the building's system reports
 WET = "node.leak_state"  # what a leak at a rack or a tray covers: one supersedes the other
@@ -379,10 +380,14 @@ class DeviceReports(EntityState):
         down = good(state, "link.up_state") == 1.0
         if (mask := in_maintenance.get("link")) is not None:
             down &= ~mask
-        return [
-            Cause("link_down", "link", int(i), "", 0.999, ("the port reports no link",), 1, 0.0, 30.0)
-            for i in np.flatnonzero(down).tolist()[:100]
+        at = np.flatnonzero(down).tolist()
+        out = [
+            Cause("link_down", "link", i, "", 0.999, ("the port reports no link",), 1, 0.0, 30.0)
+            for i in at[:MOST_LINKS]
         ]
+        if out:
+            out[0].more = len(at) - len(out)
+        return out
 
 
 def _feeders_of(topology: Topology, rack: int) -> I32:

@@ -19,10 +19,11 @@ from twin.diagnosis.signature import GPU_POWER, LOOP_USUAL, NODE_POWER, PSU1, PS
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.site import CDU_FILTER_DROP_PA, Site
-from twin.telemetry import GOOD, EntityState, State, column, scalar
+from twin.telemetry import GOOD, EntityState, State, column, keyed, scalar
 
 RUNNING_PU, STOPPED_PU = 0.2, 0.05  # of a pump's speed
 RAN_S = 30.0  # a pump that ran so long and stands now has stopped
+MOST_EACH = 50  # sensors of a signal that are reported each; the others are counted
 MOST_BESIDE = 3  # sensors of one signal in a rack that fail at once by chance
 SOURCE_SHARE = 0.6  # of a table's entities silent at once: their source is gone, not each of them
 WEATHER_K, WET_BULB_K = 3.0, 1.0  # above what was usual: a heat wave; source: estimate
@@ -45,6 +46,9 @@ SEEN_W, LEAST_WILD = 200.0, 1.5
 CONFIRMED_WILD = 2.0  # far readings of a comparison that confirm a jump; source: estimate
 ALIKE_JUMPS = 0.5  # another meter that jumps so often beside this one sees the same; source: estimate
 FEEDER_POWER, GPU_MEMORY = "feeder.power_w", "gpu.hbm_temp_c"
+# Powers that are the sum of others: where those stand still, as at their caps, it may as well. They have
+# moved by so much; source: estimate, the noise of a meter
+SUMS, MOVED_PU = {NODE_POWER: "gpu", PSU1: "gpu", PSU2: "gpu", RACK_POWER: "node"}, 1e-3
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
@@ -72,6 +76,8 @@ class DeviceFaults(EntityState):
     gap_z: F32 = column("gpu", "f4")
     gap_count: int = scalar(0)
     slowed_ns: I64 = column("gpu", "i8")
+    # Sum of its parts when a power was found to stand still; 0: they have moved since; NaN: it does not stand
+    stood_w: dict[str, F64] = keyed("f8", np.nan)
     loop_c: F64 = column("loop", "f8", np.nan)
     loop_aim_c: F64 = column("loop", "f8", np.nan)
     loop_var: F64 = column("loop", "f8")
@@ -170,6 +176,8 @@ class DeviceFaults(EntityState):
         `still` [n]: devices whose readings may stand still; `disturbed`: rows of a comparison that a
         fault beside a device stirs, and that so confirm nothing."""
         out: list[Cause] = []
+        for key in [k for k in self.stood_w if not watch.stands(k)]:
+            del self.stood_w[key]
         for table, meters in watch.meters.items():
             if not meters.anything:
                 continue
@@ -182,12 +190,17 @@ class DeviceFaults(EntityState):
                     odd = flags.copy() if hidden is None else flags & ~hidden
                     if kind == "frozen" and table in still:
                         odd &= ~still[table]
+                    surely = False
+                    if kind == "frozen" and key in SUMS:
+                        odd &= self._left_behind(key, flags, watch)
+                        surely = key in self.stood_w and bool((self.stood_w[key][odd] == 0.0).all())
                     many = np.count_nonzero(odd)
-                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(odd)):
+                    if many == 0 or (many > 2 and many > SOURCE_SHARE * len(odd) and not surely):
                         continue
                     if many > MOST_BESIDE and table in ("gpu", "node"):
                         out += self._crowds(kind, table, name, odd)
-                    for entity in np.flatnonzero(odd).tolist()[:50]:
+                    first, rest = len(out), np.flatnonzero(odd).tolist()
+                    for entity in rest[:MOST_EACH]:
                         if kind == "spiking" and not _agrees(key, entity, tracks, disturbed):
                             continue
                         fed = key == FEEDER_POWER and kind == "spiking"
@@ -205,7 +218,26 @@ class DeviceFaults(EntityState):
                             continue
                         text = self._words(kind, key, meters, k, entity)
                         out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1, 3.0, 30.0))
+                    if kind == "frozen" and len(out) > first:
+                        out[first].more = len(rest[MOST_EACH:])
         return out
+
+    def _left_behind(self, key: str, stands: Bool, watch: SensorChecks) -> Bool:
+        """Return the powers [n] of which the parts have moved since it was found to stand still, or do not
+        report."""
+        table, child = key.partition(".")[0], SUMS[key]
+        if child not in watch.meters:
+            return stands
+        parts_w, at = watch.meters[child].last_of("power_w"), self.topology.above(child, table)
+        known: Bool = np.bincount(at[np.isfinite(parts_w)], minlength=len(stands)) > 0
+        sum_w = np.bincount(at, np.nan_to_num(parts_w), len(stands))
+        if key not in self.stood_w:
+            self.stood_w[key] = np.full(len(stands), np.nan)
+        stood_w = self.stood_w[key]
+        np.copyto(stood_w, np.where(stands, sum_w, np.nan), where=np.isnan(stood_w) | ~stands)
+        stood_w[np.abs(sum_w - stood_w) > MOVED_PU * stood_w] = 0.0
+        moved: Bool = (stood_w == 0.0) | ~known
+        return moved
 
     def _crowds(self, kind: str, table: str, name: str, odd: Bool) -> list[Cause]:
         """Report racks in which more sensors misbehave than fail by chance, and clear them.

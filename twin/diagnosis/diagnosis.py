@@ -122,7 +122,7 @@ class Diagnosis(EntityState):
         gaps = self.devices.gaps(state, self.tracks)
         outright = self._outright(state, events, windows, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
-        self.book.update(causes, state.now_ns, self._lacks_data if self.silence.outages.masks else None)
+        self.book.update(causes, state.now_ns, self._lacks_data)
         self.faults = self.book.faults()
         now, reported = TickValues(state, self.topology), self.book.reported.values()
         self._now_ns = state.now_ns
@@ -204,7 +204,10 @@ class Diagnosis(EntityState):
         ]
 
     def _lacks_data(self, cause: Cause) -> bool:
-        """Return True if an outage keeps from sight what would confirm or end this cause."""
+        """Return True if a silence keeps from sight what would confirm or end this cause."""
+        if cause.kind == "gpu_off_bus" and cause.severity != "info":  # no longer what a reset may be
+            unseen = self.silence.hidden.get("gpu")
+            return unseen is not None and bool(unseen[cause.entity])
         blind = None if cause.kind in OF_SILENCE else self.silence.outages.blind(cause.table)
         return blind is not None and bool(blind[cause.entity])
 
@@ -281,8 +284,8 @@ class Diagnosis(EntityState):
         return out if blind is None else blind if out is None else out | blind
 
     def findings(self, site: Site) -> list[Finding]:
-        """Return the faults as findings for operators."""
-        return [finding_of(f, site) for f in self.faults]
+        """Return the faults as findings for operators, many of one kind as one."""
+        return [finding_of(f, site) for f in self.book.alarms()]
 
     def doubted(self) -> list[Finding]:
         """Return the untrusted readings without a named sensor fault."""

@@ -18,6 +18,7 @@ from twin.diagnosis.xids import Xids, codes_of
 from twin.site import Site
 from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part, scalar
 
+MOST_EACH = 100  # devices of a counter that are reported each; the others are counted
 EVERY_S = 2.0  # between readings of counters
 RECENT_S, USUAL_S = 60.0, 3600.0
 UNUSUAL = 10.0  # times the usual growth, whatever the chance: counts come in bursts; source: estimate
@@ -87,7 +88,8 @@ class Growth(EntityState):
                 many &= surprise(recent, mean) >= self._chance_log
             if (mask := in_maintenance.get(counted.table)) is not None:
                 many &= ~mask
-            for entity in np.flatnonzero(many).tolist()[:100]:
+            at = np.flatnonzero(many).tolist()
+            for entity in at[:MOST_EACH]:
                 text = f"about {recent[entity]:.0f} {counted.words} in the last minute"
                 known = out.get((counted.kind, entity))
                 if known is not None:
@@ -95,10 +97,13 @@ class Growth(EntityState):
                     if not (counted.usual and self._in_a_burst(key, entity)):
                         known.severity = ""
                     continue
-                at = (counted.kind, counted.table, entity)
-                cause = out[counted.kind, entity] = Cause(*at, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+                cause = Cause(counted.kind, counted.table, entity, "", 0.99, (text,), 1, 0.0, CLEAR_S)
+                out[counted.kind, entity] = cause
                 if counted.usual and self._in_a_burst(key, entity):
                     cause.severity, cause.evidence = "info", (f"{text}, in one burst",)
+            if len(at) > MOST_EACH:  # other counters may show the same devices: none of them counts twice
+                known = out[counted.kind, at[0]]
+                known.more = max(known.more, len(at) - MOST_EACH)
         return [*out.values(), *self._bursts(state.now_ns, in_maintenance.get("gpu"))]
 
     def _count(self, state: State) -> None:

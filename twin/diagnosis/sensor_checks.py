@@ -324,6 +324,10 @@ class Meters(GaugeState):
     def index(self, name: str) -> int:
         return self.names.index(name)
 
+    def last_of(self, name: str) -> F32:
+        """Return the last readings of a gauge [n]; NaN without one."""
+        return np.asarray(self.last[self.index(name)])
+
     def surprise(self, k: int, entity: int) -> float:
         """-ln of the chance that a healthy gauge stands still for as long as it has. In steps that hide its
         noise it may for ever; but the whole degrees of a GPU follow its work: the changes that it missed.
@@ -373,6 +377,12 @@ class SensorChecks(EntityState):
         for table, meters in self.meters.items():
             if counts[table]:
                 meters.settle(in_maintenance.get(table))
+
+    def stands(self, key: str) -> bool:
+        """Return True if a gauge of this signal, such as `node.power_w`, stands still."""
+        table, _, name = key.partition(".")
+        meters = self.meters.get(table)
+        return meters is not None and meters.anything and bool(meters.frozen[meters.index(name)].any())
 
     def _side_by_side(self, state: State, readings: NewReadings, counts: dict[str, int]) -> None:
         """Update all small tables at once."""

@@ -30,7 +30,7 @@ TOGETHER_S = (
 )
 MOST_RACKS = 2  # of which a node may fall silent at once by chance
 MOST_GPUS = 3  # of a rack that may fall off the bus at once by chance
-MOST_SENSORS = 50  # that are silent alone
+MOST_SENSORS = 50  # that are silent alone and are reported each; the others are counted
 BOOT_S = 600.0  # for which nodes may be silent once their rack has power again; source: estimate
 # For which a GPU may be silent whose node talks: a reset of it, or of its driver; source: estimate
 RESET_S = 120.0
@@ -94,8 +94,14 @@ class Silence(EntityState):
             if table in silent:
                 rest = silent[table].where(~mask[silent[table].entity])
                 silent = {**silent, table: rest} if len(rest.entity) else _without(silent, table)
-        for table, entity, row, hold_s in self.outages.update(state, silent)[:MOST_SENSORS]:
-            out.append(self._sensor(state, (table, entity, row), hold_s))
+        alone = self.outages.update(state, silent)
+        sensors = [self._sensor(state, cell[:3], cell[3]) for cell in alone[:MOST_SENSORS]]
+        first = {cause.alike: cause for cause in reversed(sensors)}
+        for table, _, row, _ in alone[MOST_SENSORS:]:
+            key = "sensor_silent", table, state.tables[table].signals[row].name
+            if key in first:
+                first[key].more += 1
+        out += sensors
         for table, mask in self.outages.masks.items():
             self.hidden[table] = self.hidden[table] | mask if table in self.hidden else mask.copy()
         if (mute := self.outages.masks.get("gpu")) is not None:

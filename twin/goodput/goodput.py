@@ -209,11 +209,13 @@ class GoodputState(EntityState):
         self.since_ns[which] = 0
 
     def _restarted(self, slots: I64, jobs: JobSlots) -> None:
-        """A job that started again in its slot has lost what it trained since its last save."""
+        """A job that started again in its slot has lost what it trained since its last save; how much that
+        is, is not known of one that reports no saves.
+        """
         again = slots[jobs.started_ns[slots] != self.started_ns[slots]]
         if not len(again):
             return
-        lost_s = self.trained_s[again] - self.kept_s[again]
+        lost_s = np.where(self.saved_ns[again] > 0, self.trained_s[again] - self.kept_s[again], 0.0)
         self.trained_s[again] -= lost_s
         self.lost_s[again] += lost_s
         self.restarts[again] += 1
@@ -375,7 +377,11 @@ class GoodputState(EntityState):
         return np.where(table.current(signal, state.now_ns, gpus), value, np.float32(np.nan))
 
     def goodput_pu(self, slot: int) -> float | None:
-        """Share of the watched time that trained and was kept; None where nothing was watched."""
+        """Share of the watched time that trained and was kept; None where nothing was watched, or where it is
+        not known what a restart cost.
+        """
+        if self.restarts[slot] and not self.saved_ns[slot]:
+            return None
         watched_s = float(self.trained_s[slot] + self.still_s[slot] + self.lost_s[slot])
         return float(self.trained_s[slot]) / watched_s if watched_s > 0.0 else None
 

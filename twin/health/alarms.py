@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from twin.catalogue import F64, I32, NS, Bool
+from twin.catalogue import F64, I32, NS, U8, Bool
 from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
@@ -186,6 +186,7 @@ class _Look:
             for place in ((fault.table, fault.entity), *_wet_below(fault, site)):
                 kinds = self._gravity_of.setdefault(place, {})
                 kinds[fault.kind] = max(kinds.get(fault.kind, 0), GRAVITY.get(fault.severity, 0))
+        self.faults = faults
         self.facility_alarmed = any(f.severity == "critical" and f.table not in ("gpu", "node", "link")
                                  for f in faults)  # fmt: skip
         self._together: I32 | None = None
@@ -196,10 +197,8 @@ class _Look:
 
     def nodes(self) -> list[Finding]:
         """Return a finding for each node that is unhealthy or likely to become so soon."""
-        site, worst = self.site, self.health.health("node").level.copy()
+        site, worst = self.site, self._worst()
         ill = np.flatnonzero(self.health.health("gpu").level >= DEGRADED)
-        if len(ill):
-            np.maximum.at(worst, site.node_of_gpu[ill], self.health.health("gpu").level[ill])
         likely = self._likely()
         concern = np.where(worst >= DEGRADED, worst, 0)
         if likely is not None:
@@ -220,6 +219,13 @@ class _Look:
             done += len(some)
         self.left_out += len(order) - done
         return found
+
+    def _worst(self) -> U8:
+        """Return the level of each node, or of a GPU of it that is degraded or worse [n_node]."""
+        out, level = self.health.health("node").level.copy(), self.health.health("gpu").level
+        ill = np.flatnonzero(level >= DEGRADED)
+        np.maximum.at(out, self.site.node_of_gpu[ill], level[ill])
+        return out
 
     def _listen(self, part: str, index: np.ndarray) -> None:
         """Look up the evidence against these parts."""
@@ -360,14 +366,41 @@ class _Look:
 
     def together(self) -> I32:
         """Nodes that are down by a cause in common with others, ascending; not those that a known link takes
-        down, nor any with a link that recovers again and again: that link may be the cause.
+        down, nor any with a link that recovers again and again: that link may be the cause; nor any that has
+        reasons of its own and stays down when the cause is over.
         """
         if self._together is None:
             log = self.health.log()
             failing = self.site.node_of_gpu[self.health.recurring.failing].tolist()
-            known = [*failing, *self._following()]
+            known = [*failing, *self._following(), *self._left_over(log)]
             self._together = np.setdiff1d(log.node[_down_together(log)], known).astype(np.int32)
         return self._together
+
+    def _left_over(self, log: FailureLog) -> list[int]:
+        """Return the nodes with a verdict against them that are down, though their common cause is over.
+
+        It is if most of those that failed with them are well again; if a node failed alone, an hour after
+        the fault above it took it down, once that is not reported any more.
+        """
+        well_ns, _ = self.health.failures.well_again()
+        started_ns = dict(zip(*(column[_down_together(log)].tolist() for column in (log.node, log.start_ns)),
+                              strict=True))  # fmt: skip
+        down = np.array([i for i in started_ns if well_ns[i] == 0], np.int64)
+        present = {f.kind for f in self.faults}
+        shocks = self.health.failures.shocks() if len(down) else ()
+        over: dict[int, bool] = {}
+        for s in reversed(shocks):  # the newest that a node is of
+            new = [i for i in s.nodes if i not in over and started_ns.get(i, 0) >= s.start_ns]
+            if not new:
+                continue
+            if s.count > 1:
+                ended = 2 * int(np.count_nonzero(np.isin(s.nodes, down))) < len(s.nodes)
+            else:
+                lasted_ns = self.health.looked_ns - s.start_ns
+                ended = bool(s.fault) and s.fault not in present and lasted_ns > JOIN_S * NS
+            over |= dict.fromkeys(new, ended)
+        worst = self._worst()
+        return [i for i, ended in over.items() if ended and worst[i] >= DEGRADED]
 
     def shared(self) -> list[Finding]:
         """Return one finding for the nodes that failed together."""

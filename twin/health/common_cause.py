@@ -122,6 +122,10 @@ class Shocks(EntityState):
         mine = below[fallen.node] & np.isin(fallen.kind, kinds)
         before_s = LATE_S if fault.kind in SUPPLY_FAULTS else WINDOW_S
         mine &= fallen.start_ns >= fault.since_ns - round(before_s * NS)
+        if fault.table == "feeder":
+            rack = self.site.rack_of_node[fallen.node]
+            unpowered = fallen.start_ns <= now.diagnosis.silence.unpowered_ns[rack]
+            mine &= unpowered | (fallen.start_ns <= self._outlived_ns(fault, now)[rack])
         if (new := mine & ~fallen.shared).any():
             nodes = np.unique(fallen.node[new])
             name = self.site.name(fault.table, fault.entity)
@@ -131,6 +135,17 @@ class Shocks(EntityState):
                       f"{fault.kind.replace('_', ' ')} of {name} explains it", fault.kind), JOIN_S,
             )  # fmt: skip
         return mine
+
+    def _outlived_ns(self, fault: Fault, now: HealthContext) -> I64:
+        """Return the instants from which racks have outlived the loss of a feeder above them [n_rack].
+
+        They run on their other feed then, and what fails later has another cause.
+        """
+        lost_ns = np.full(self.site.sizes["rack"], fault.since_ns, np.int64)
+        feeder, rack = self.site.served_racks()
+        below = np.isin(feeder, self.site.subtree(fault.entity))
+        np.maximum.at(lost_ns, rack[below], now.diagnosis.reports.dark_ns[feeder[below]])
+        return lost_ns + round(WINDOW_S * NS)
 
     def _by_chance(self, now: HealthContext, fallen: Fallen, shared: Bool, per_s: float) -> None:
         """Mark the groups that are improbable by chance, the most improbable first."""
