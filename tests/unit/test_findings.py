@@ -143,7 +143,7 @@ def test_a_critical_finding_takes_the_place_of_one_that_is_not_and_people_hear_t
     nothing: Any = SimpleNamespace(
         alarms=book, history=SimpleNamespace(alarms=list), notifier=SimpleNamespace(faults=dict),
         energy_ledger=SimpleNamespace(fault=""), upkeep=SimpleNamespace(fault=""), dispatchers=[], _faults={},
-        outside=SimpleNamespace(wrong=dict), links=None, _conditions_raised=set(),
+        outside=SimpleNamespace(wrong=dict), links=None, _conditions_raised=set(), trace_fault="",
         live=SimpleNamespace(engine=twin.engine, started_ns=0),
     )  # fmt: skip
     Services._conditions(nothing, cast(Any, None), twin.decision)
