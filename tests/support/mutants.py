@@ -56,7 +56,8 @@ AREAS = {
     "checkpoint_interval": ("policies/checkpointing/{plan,single_tier}", "checkpoint_plan checkpoint_time"),
     "checkpoint": (
         "policies/checkpointing/{calendar,early_save,policy,stagger}",
-        "checkpoint_ahead checkpoint_policy checkpoint_stagger checkpoint_storage",
+        "checkpoint_ahead checkpoint_contention checkpoint_policy checkpoint_stagger checkpoint_storage"
+        " checkpoint_traffic",
     ),
     "cooling_setpoint": (
         "policies/cooling_setpoint/{groups,loop_state,margins,obstacles,plan,policy,pressure,sections}",
