@@ -140,6 +140,19 @@ def test_a_drain_that_somebody_wants_is_told_to_the_job_once() -> None:
     assert twin.why(SINCE), "another one is"
 
 
+@pytest.mark.parametrize(("ran_s", "lost_s"), [(1200.0, 1200.0), (18_000.0, 0.5 * (7200.0 + 60.0))])
+def test_a_job_that_never_reported_a_save_has_half_of_its_interval_at_risk_and_no_more_than_it_ran(
+    ran_s: float, lost_s: float
+) -> None:
+    twin = Saving({"a": EIGHT})
+    twin.says.day = 0.001
+    twin.wait(ran_s, dt_s=300.0)
+    twin.tick(None, drain())
+    twin.wait(10)
+    assert twin.why(SINCE)
+    assert twin.engine.memory["checkpoint"]["lost_s"][0] == pytest.approx(lost_s, abs=15.0)
+
+
 def test_cordoning_is_no_drain_and_draining_by_others_is() -> None:
     twin = Saving({"a": EIGHT})
     twin.says.day = 0.001
