@@ -193,6 +193,25 @@ def test_trouble_of_power_and_cooling(kind: str, table: str, entity: int, sure: 
         assert "the power or cooling above it has a fault" in twin.why(SINCE)[0]
 
 
+def test_trouble_that_lasts_is_a_reason_to_save_once() -> None:
+    twin = Saving({"a": EIGHT})
+    twin.says.day = 0.001
+    saved(twin)
+    fault = Fault("feed_lost", "feeder", 0, "", "critical", 0.9, twin.now_ns, ("seen",))
+    diagnosis = twin.engine.diagnosis
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", (fault,))  # type: ignore[assignment]
+    twin.wait(10)
+    assert twin.why(SINCE)
+    twin.told("a", ago_s=10.0)
+    twin.wait(1800.0, dt_s=60.0)
+    assert twin.now_ns - twin.engine.memory["checkpoint"]["requested_ns"][0] > 1800 * NS
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", ())  # type: ignore[assignment]
+    twin.wait(10)
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", (fault,))  # type: ignore[assignment]
+    twin.wait(10)
+    assert twin.why(SINCE), "one that comes again is another one"
+
+
 def test_a_feeder_over_its_budget() -> None:
     twin = Saving({"a": EIGHT})
     twin.says.day = 0.001
