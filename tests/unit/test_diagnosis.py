@@ -16,7 +16,7 @@ from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
 from twin.diagnosis.cause import AGREED_LEAK, Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
-from twin.diagnosis.isolation import FaultIsolation, IsolatedFault
+from twin.diagnosis.isolation import CandidatePairs, FaultIsolation, IsolatedFault, _Pursuit, _Tried
 from twin.diagnosis.signature import HEAT, HYPOTHESES, SPLIT, TickValues
 from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.telemetry import Block, FaultReported, MaintenanceBegun
@@ -637,6 +637,19 @@ def test_one_reading_that_is_far_off_is_no_evidence_where_its_uncertainty_is_unk
         residuals, TickValues(pod.engine.state, topology), lambda: lambda name, n: None
     )
     assert [(fault.hypothesis.key, fault.entity) for fault in found] == wrong
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_cause_is_named_for_a_deviation_that_lasts_and_not_for_another_that_says_nothing_of_it(
+    lasts: bool,
+) -> None:
+    at, (drop, flow) = np.zeros(1, np.int32), ("rack.diff_pressure_pa", "rack.flow_lpm/pressure")
+    meter = next(h for h in HYPOTHESES if (h.kind, h.key) == ("sensor_biased", drop))
+    pairs = [CandidatePairs(drop, at, at, np.ones(1)), CandidatePairs(flow, at, at, np.array([-0.1]))]
+    sigmas = {drop: np.array([4.0]), flow: np.array([-0.5])}
+    on = {drop: np.array([lasts]), flow: np.ones(1, np.bool_)}
+    found = _Pursuit([_Tried(meter, at, pairs, None, 1.0)], sigmas, on).best()
+    assert (found is not None) == lasts
 
 
 @pytest.mark.long
