@@ -44,7 +44,7 @@ AREAS = {
         "power_allocation power_budgets power_cap power_cap_odd power_cap_outside power_coincidence"
         " power_first_start power_fit power_guard power_lost power_nodes power_outside power_shares"
         " power_unpowered power_headroom power_held_caps power_planned power_unreported"
-        " api_power",
+        " power_cap_claims api_power",
     ),
     "leak_guard": ("policies/leak_guard/{detectors,evidence,policy,switches}", "leak_guard"),
     "withdrawal_limits": ("policies/node_replacement/{circuit_breaker,limits}", "replacement_limits"),
@@ -56,7 +56,8 @@ AREAS = {
     "checkpoint_interval": ("policies/checkpointing/{plan,single_tier}", "checkpoint_plan checkpoint_time"),
     "checkpoint": (
         "policies/checkpointing/{calendar,early_save,policy,stagger}",
-        "checkpoint_ahead checkpoint_policy checkpoint_stagger checkpoint_storage",
+        "checkpoint_ahead checkpoint_contention checkpoint_policy checkpoint_stagger checkpoint_storage"
+        " checkpoint_traffic",
     ),
     "cooling_setpoint": (
         "policies/cooling_setpoint/{groups,loop_state,margins,obstacles,plan,policy,pressure,sections}",

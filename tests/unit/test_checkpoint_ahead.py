@@ -140,6 +140,19 @@ def test_a_drain_that_somebody_wants_is_told_to_the_job_once() -> None:
     assert twin.why(SINCE), "another one is"
 
 
+@pytest.mark.parametrize(("ran_s", "lost_s"), [(1200.0, 1200.0), (18_000.0, 0.5 * (7200.0 + 60.0))])
+def test_a_job_that_never_reported_a_save_has_half_of_its_interval_at_risk_and_no_more_than_it_ran(
+    ran_s: float, lost_s: float
+) -> None:
+    twin = Saving({"a": EIGHT})
+    twin.says.day = 0.001
+    twin.wait(ran_s, dt_s=300.0)
+    twin.tick(None, drain())
+    twin.wait(10)
+    assert twin.why(SINCE)
+    assert twin.engine.memory["checkpoint"]["lost_s"][0] == pytest.approx(lost_s, abs=15.0)
+
+
 def test_cordoning_is_no_drain_and_draining_by_others_is() -> None:
     twin = Saving({"a": EIGHT})
     twin.says.day = 0.001
@@ -178,6 +191,25 @@ def test_trouble_of_power_and_cooling(kind: str, table: str, entity: int, sure: 
     assert slots.tolist() == [twin.engine.jobs.slot_of[job] for job in asked]
     if asked:
         assert "the power or cooling above it has a fault" in twin.why(SINCE)[0]
+
+
+def test_trouble_that_lasts_is_a_reason_to_save_once() -> None:
+    twin = Saving({"a": EIGHT})
+    twin.says.day = 0.001
+    saved(twin)
+    fault = Fault("feed_lost", "feeder", 0, "", "critical", 0.9, twin.now_ns, ("seen",))
+    diagnosis = twin.engine.diagnosis
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", (fault,))  # type: ignore[assignment]
+    twin.wait(10)
+    assert twin.why(SINCE)
+    twin.told("a", ago_s=10.0)
+    twin.wait(1800.0, dt_s=60.0)
+    assert twin.now_ns - twin.engine.memory["checkpoint"]["requested_ns"][0] > 1800 * NS
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", ())  # type: ignore[assignment]
+    twin.wait(10)
+    diagnosis.update = lambda *_: setattr(diagnosis, "faults", (fault,))  # type: ignore[assignment]
+    twin.wait(10)
+    assert twin.why(SINCE), "one that comes again is another one"
 
 
 def test_a_feeder_over_its_budget() -> None:

@@ -56,6 +56,12 @@ def test_a_save_that_meets_nobody_keeps_its_time() -> None:
     assert calendar.best_s(save(), 60.0) == 1200.0
 
 
+def test_a_save_that_stops_no_training_keeps_its_time_as_well() -> None:
+    """No time costs it anything, so that none is better than its own."""
+    calendar = SaveCalendar(np.array([10_000.0]), 1, HOUR_S)
+    assert calendar.best_s(save(block_s=0.0, watts=np.zeros(1)), 60.0) == 1200.0
+
+
 def test_saves_of_one_storage_are_moved_apart_and_those_of_two_are_not() -> None:
     calendar = SaveCalendar(np.array([1e9]), 2, HOUR_S)
     first = calendar.place(save(block_s=60.0, busy_s=60.0), 60.0)

@@ -89,6 +89,7 @@ class Storage:
         self.end, self.edges = end[: len(own)], np.arange(0.0, until_s + TICK_S, TICK_S)
         self.rate = FULL * busy_pu(self.all_begin, end, self.edges)
         self.told = np.zeros(len(own), np.bool_)
+        self.block_pu = 1.0  # of a save, for which it stops training
 
     def run(self, until_s: float, tells: bool = True) -> F64:
         """Ticks with the counters and what jobs report; what restarts were expected to take [tick, job]."""
@@ -107,7 +108,7 @@ class Storage:
         took, job = float(self.end[i] - self.begin[i]), f"j{self.job[i]}"
         if not self.is_save[i]:
             return ev.CheckpointTold(job=job, at_ns=at_ns, restart_s=START_S + took)
-        said = {"save_s": took, "block_s": took, "flush_s": took, "interval_s": EVERY_S}
+        said = {"save_s": took, "block_s": self.block_pu * took, "flush_s": took, "interval_s": EVERY_S}
         return ev.CheckpointTold(job=job, at_ns=at_ns, began_ns=at_ns - round(took * NS), **said)
 
     def true_restart_s(self, begin_s: float, end_s: float, n: int = 1500) -> float:
@@ -261,6 +262,7 @@ def test_saves_are_foreseen_to_take_as_long_as_at_the_load_of_now() -> None:
     parts = [Others(0.1, 0.0, 2 * OBSERVED_S), Others(0.7, 2 * OBSERVED_S, 6 * OBSERVED_S)]
     twin = saving()
     storage = Storage(twin, parts, seed=4)
+    storage.block_pu = 0.25
     seen: list[float] = []
     made = JobBatch.terms_now.fget
     assert made is not None

@@ -16,8 +16,8 @@ from twin.diagnosis import FAULT_KINDS, Diagnosis, Topology, finding_of
 from twin.diagnosis.cause import AGREED_LEAK, MOST_ALIKE, Cause, CauseBook
 from twin.diagnosis.cusum import CERTAIN, CusumBoard, DeviationTrack
 from twin.diagnosis.evidence_masks import DownstreamMask
-from twin.diagnosis.isolation import IsolatedFault
-from twin.diagnosis.signature import HEAT, HYPOTHESES, SPLIT
+from twin.diagnosis.isolation import CandidatePairs, FaultIsolation, IsolatedFault, _Pursuit, _Tried
+from twin.diagnosis.signature import HEAT, HYPOTHESES, SPLIT, TickValues
 from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.telemetry import Block, FaultReported, MaintenanceBegun
 
@@ -687,6 +687,42 @@ def test_two_faults_are_two() -> None:
         ("branch_blocked", "rack", 0, ""),
         ("plate_degraded", "gpu", 100, ""),
     ]
+
+
+def test_a_pressure_that_is_off_where_the_flow_shows_none_of_it_names_no_sensor() -> None:
+    """A meter that is wrong by so much would show in both comparisons that use it."""
+    off = {"rack.diff_pressure_pa": ([12_000.0, 0.0], 300.0), "rack.flow_lpm/pressure": ([-7.0, 0.0], 0.6),
+           "cdu.flow_lpm/pump": ([0.0], 1.0)}  # fmt: skip
+    assert Deduced().see(30, off) == [("sensor_biased", "rack", 0, "diff_pressure_pa")]
+    assert Deduced().see(30, off | {"rack.flow_lpm/pressure": ([0.0, 0.0], 0.6)}) == []
+
+
+@pytest.mark.parametrize(("sigma_k", "wrong"), [(0.1, [("rack.supply_temp_c", 0)]), (0.0, [])])
+def test_one_reading_that_is_far_off_is_no_evidence_where_its_uncertainty_is_unknown(
+    sigma_k: float, wrong: list[tuple[str, int]]
+) -> None:
+    pod = Twin(two_racks())
+    pod.tick({"rack.supply_temp_c": 32.0})
+    topology = Topology(pod.site)
+    expected_c, read_c, name = np.full(2, 32.0), np.array([35.0, 32.0]), "rack.supply_temp_c"
+    residuals = {name: Residual(name, expected_c, read_c, np.full(2, sigma_k))}
+    found = FaultIsolation(topology).outliers(
+        residuals, TickValues(pod.engine.state, topology), lambda: lambda name, n: None
+    )
+    assert [(fault.hypothesis.key, fault.entity) for fault in found] == wrong
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_a_cause_is_named_for_a_deviation_that_lasts_and_not_for_another_that_says_nothing_of_it(
+    lasts: bool,
+) -> None:
+    at, (drop, flow) = np.zeros(1, np.int32), ("rack.diff_pressure_pa", "rack.flow_lpm/pressure")
+    meter = next(h for h in HYPOTHESES if (h.kind, h.key) == ("sensor_biased", drop))
+    pairs = [CandidatePairs(drop, at, at, np.ones(1)), CandidatePairs(flow, at, at, np.array([-0.1]))]
+    sigmas = {drop: np.array([4.0]), flow: np.array([-0.5])}
+    on = {drop: np.array([lasts]), flow: np.ones(1, np.bool_)}
+    found = _Pursuit([_Tried(meter, at, pairs, None, 1.0)], sigmas, on).best()
+    assert (found is not None) == lasts
 
 
 @pytest.mark.long

@@ -166,6 +166,19 @@ def test_while_power_is_dear_only_the_usual_gives_way() -> None:
     assert np.isnan(loop.twin.lease(CAP)).all()
 
 
+def test_a_rack_that_is_full_while_power_is_dear_is_named_and_the_price_where_it_alone_holds_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.support.powered_plant.OTHER_W", np.array([70_000.0, 20_000.0]))
+    loop = loop_of(site(), dear_usd_per_kwh=0.2, shave_pu=0.2)
+    busy(loop, price(loop, 0.3), wants_w=1200.0)
+    reason_of: dict[int, str] = {}
+    for p in loop.twin.engine.in_force["power_cap"]:
+        reason_of |= dict.fromkeys(loop.site.rack_of_gpu[p.index].tolist(), p.reason)
+    assert "below lab/h/r1 is more than its budget" in reason_of[0]
+    assert "0.300 USD/kWh" in reason_of[1]
+
+
 def test_a_loop_with_less_flow_is_a_budget() -> None:
     loop = loop_of(looped(two_racks()))
     loop.wants_w[:] = 1200.0

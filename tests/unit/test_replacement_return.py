@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from policies.node_replacement import CAUSES
+from policies.node_replacement.assessment import COMMON_CAUSE, NEWLY_S
 from policies.node_replacement.evidence import evidence_of
 from policies.node_replacement.phases import REST_S
 from policies.node_replacement.policy import SERVICE
@@ -112,6 +113,27 @@ def test_a_test_without_a_result_is_asked_for_again_and_then_people_are() -> Non
         twin.wait(30)
     assert twin.phase() == "out"
     assert twin.memory["needs_repair"][0] == 1
+
+
+def test_nodes_on_probation_that_fall_ill_with_a_suspect_hold_it_back_at_the_same_look() -> None:
+    """The evidence that withdrew them earlier is no reason to count them as suspects of long ago."""
+    twin = Replacing(burn_in=True)
+    for node in (0, 1):
+        twin.bad(node)
+    twin.wait(120)
+    for node in (0, 1):
+        twin.well(node)
+        twin.tests(node, True)
+    twin.wait(NEWLY_S + 600, dt_s=60.0)
+    assert (twin.phase(0), twin.phase(1)) == ("probation", "probation")
+    twin.bad(2)
+    twin.wait(60)
+    assert twin.phase(2) == "suspect", "it leaves at the next look if nothing holds it back"
+    twin.bad(0)
+    twin.bad(1)
+    twin.look()
+    assert twin.phase(2) == "suspect"
+    assert (twin.memory["hold"][:3] == COMMON_CAUSE).all()
 
 
 def test_trouble_in_probation_counts_double() -> None:
