@@ -10,7 +10,7 @@ import pytest
 from policies.checkpointing import Checkpoint, best_plan
 from policies.checkpointing.costs import DRAIN_PU as STORAGE_PU
 from policies.checkpointing.policy import MOST_AWAITED_S, REQUEST_S
-from policies.checkpointing.texts import SINCE
+from policies.checkpointing.texts import INTERVAL, SINCE
 from tests.support.saving_jobs import EIGHT, OTHERS, RESTLESS, Saving, chances, drain, saved, terms
 from twin.catalogue import NS
 from twin.telemetry import events as ev
@@ -91,6 +91,14 @@ def test_a_job_that_claims_long_flushes_stretches_no_other_below_its_share() -> 
         often.append(twin.often("b"))
     assert often[1] <= max(often[0], 60.0 / (0.5 * STORAGE_PU)) + 5.0
     assert often[1] < 1000.0
+
+
+def test_an_interval_that_storage_drains_with_little_room_is_left_alone_where_another_gains_nothing() -> None:
+    twin = Saving({"a": EIGHT})
+    twin.says.day = 0.16
+    twin.told("a", ago_s=100.0, interval_s=2400.0, save_s=60.0, block_s=60.0, flush_s=1300.0)
+    twin.wait(130)
+    assert twin.why(INTERVAL) == []
 
 
 def test_saves_ahead_do_not_all_come_at_once_to_one_file_system() -> None:
