@@ -259,7 +259,7 @@ def test_a_what_if_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_another_budget_is_that_of_feeders_of_several_halls_too(tmp_path: Path) -> None:
     site, feeder = tmp_path / "site.yaml", {"name": "m1", "budget_w": 1000.0, "guaranteed_w": 400}
     site.write_text(json.dumps({"site": "lab", "feeders": [feeder], "halls": [{"feeders": [feeder]}]}))
-    loaded = SimpleNamespace(file=Path, config=SimpleNamespace(site=str(site)))
+    loaded = SimpleNamespace(site_file=site)
     asked: Any = simulations.NewSimulation(name="half", budget_pu=0.5)
     tree = simulations._altered(SimpleNamespace(loaded=loaded), asked)  # type: ignore[arg-type]
     half = feeder | {"budget_w": 500.0, "guaranteed_w": 200.0}

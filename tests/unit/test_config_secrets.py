@@ -10,6 +10,7 @@ import pytest
 
 from twin.catalogue import ConfigError
 from twin.config import Broker, Config, Loaded, Tls
+from twin.config.section import path_under
 from twin.wiring import link_settings
 
 
@@ -49,6 +50,15 @@ def test_files_behind_links_are_those_that_the_links_name_now(tmp_path: Path) ->
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(ConfigError, match="leads into a loop of symbolic links"):
         Loaded(Config(site="site.yaml", broker="embedded"), tmp_path / "racktwin.yaml").file("loop")
+
+
+def test_a_path_that_leads_upwards_is_whole_and_leads_where_the_system_leads(tmp_path: Path) -> None:
+    (tmp_path / "releases" / "1" / "etc").mkdir(parents=True)
+    (tmp_path / "etc").symlink_to("releases/1/etc")
+    upwards = path_under(tmp_path / "etc", "../../2/./site.yaml")
+    assert upwards == tmp_path.resolve() / "releases" / "2" / "site.yaml"
+    assert path_under(tmp_path / "etc", "site.yaml") == tmp_path / "etc" / "site.yaml"
+    assert path_under(tmp_path / "etc", "/run/site.yaml") == Path("/run/site.yaml")
 
 
 def test_profiles_stand_beside_the_site_file_and_not_beside_a_link_to_it(tmp_path: Path) -> None:

@@ -81,7 +81,10 @@ def path_under(folder: Path, name: str) -> Path:
     if "\0" in name:
         raise ValueError("holds a NUL byte")
     try:
-        path = folder / Path(name).expanduser()
+        above, parts = folder.absolute(), Path(name).expanduser().parts
+        while parts[:1] == ("..",):
+            above, parts = above.resolve().parent, parts[1:]
+        path = Path(above, *parts)
         whole = os.fsencode(path)
     except RuntimeError:
         raise ValueError("begins with ~ and a user that this host does not know") from None
@@ -97,4 +100,4 @@ def path_under(folder: Path, name: str) -> Path:
         path.resolve()
     except RuntimeError:
         raise ValueError("leads into a loop of symbolic links") from None
-    return path.absolute()
+    return path
