@@ -427,6 +427,17 @@ def test_the_power_of_a_node_may_stand_still_as_long_as_nothing_that_it_follows_
     assert now == {("sensor_frozen", "node", 0, "power_w")}
 
 
+def test_parts_that_all_read_0_have_not_moved() -> None:
+    """As where agents of a rack report no power of their GPUs, while its nodes draw what they always do."""
+    pod = Twin(two_racks())
+    pod.run(3, QUIET | {"gpu.power_w": 0.0, "node.power_w": 1500.0})
+    diagnosis, stands = pod.engine.diagnosis, np.ones(36, np.bool_)
+    for _ in range(3):
+        assert not diagnosis.devices._left_behind("node.power_w", stands, diagnosis.watch).any()
+    diagnosis.watch.meters["gpu"].last_of("power_w")[:] = 300.0
+    assert diagnosis.devices._left_behind("node.power_w", stands, diagnosis.watch).all()
+
+
 @pytest.mark.parametrize(
     ("table", "racks"),
     [

@@ -49,6 +49,7 @@ FEEDER_POWER, GPU_MEMORY = "feeder.power_w", "gpu.hbm_temp_c"
 # Powers that are the sum of others: where those stand still, as at their caps, it may as well. They have
 # moved by so much; source: estimate, the noise of a meter
 SUMS, MOVED_PU = {NODE_POWER: "gpu", PSU1: "gpu", PSU2: "gpu", RACK_POWER: "node"}, 1e-3
+LEAST_SUM_W = 1.0  # parts that all read 0 have not moved
 POWERED = ("gpu.sm_clock_hz", "gpu.power_w", "node.power_w", "rack.power_w", FEEDER_POWER,
            "feeder.current_a", "feeder.apparent_power_va")  # fmt: skip
 
@@ -230,7 +231,7 @@ class DeviceFaults(EntityState):
             return stands
         parts_w, at = watch.meters[child].last_of("power_w"), self.topology.above(child, table)
         known: Bool = np.bincount(at[np.isfinite(parts_w)], minlength=len(stands)) > 0
-        sum_w = np.bincount(at, np.nan_to_num(parts_w), len(stands))
+        sum_w = np.maximum(np.bincount(at, np.nan_to_num(parts_w), len(stands)), LEAST_SUM_W)
         if key not in self.stood_w:
             self.stood_w[key] = np.full(len(stands), np.nan)
         stood_w = self.stood_w[key]
