@@ -297,6 +297,20 @@ def test_beside_a_meter_that_is_known_to_be_wrong_no_other_of_its_law_is_accused
     assert book.causes(state, {}, odd={("node", 0, "power_w")}) == []
 
 
+def test_a_meter_that_reads_0_is_wrong_and_does_not_stand_still() -> None:
+    """A sensor that stands still takes its comparisons with it; these show a rack whose GPUs all read 0."""
+    pod, now = Twin(two_racks()), dict(KEPT)
+    rng, n = np.random.default_rng(8), 36
+    for second in range(BEGIN_S + 60):
+        noise = 1 + rng.normal(0, 0.003, n)
+        now |= {"node.power_w": 5000.0 * noise, "node.psu1_power_w": 2500.0 * noise}
+        now["node.psu2_power_w"] = np.where((np.arange(n) == 0) & (second > BEGIN_S), 0.0, 2500.0 * noise)
+        pod.tick(now)
+    kinds = {a.kind for a in pod.engine.diagnosis.contradictions.accused.values()}
+    assert accused(pod) == {("node.psu2_power_w", 0)}
+    assert kinds == {"sensor_biased"}
+
+
 def test_a_meter_that_jumps_is_named_once() -> None:
     """Each third reading leaps: it breaks the law of its power factor as well."""
     pod, rng = Twin(two_racks()), np.random.default_rng(6)

@@ -78,9 +78,10 @@ class TableReadings:
         return out
 
     def is_frozen(self, name: str, k: int) -> bool:
-        """Return True if a gauge stands still for longer than a healthy one would."""
+        """Return True if a gauge stands still for longer than a healthy one would. One that reads 0 reads
+        wrong."""
         meters = None if self.watch is None else self.watch.meters.get(self.table)
-        if meters is None or name not in meters.names:
+        if meters is None or name not in meters.names or self[name][k] == 0.0:
             return False
         at, entity = meters.index(name), self.part.start + k
         return bool(meters.frozen[at, entity]) or meters.surprise(at, entity) > STANDS_LOG
