@@ -180,13 +180,11 @@ def stormy(region: Region, seconds: int, contract_s: int) -> Region:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("seed", "lends"), [(1, True), (2, True), (3, False), (4, True)])
-def test_no_limit_of_any_level_is_ever_exceeded(seed: int, lends: bool, begun: Begun) -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_no_limit_of_any_level_is_ever_exceeded(seed: int, begun: Begun) -> None:
     region = stormy(begun(seed), 300, contract_s=100)
     assert region.over == []
     assert max(region.drawn_w[100 + 60 + HELD_S + 10 :]) <= 1.7e6 + 1.0, (
         "the contract is kept, whoever was away"
     )
-    assert (region.top.lent_w > 2 * SITE_SHARE_W) == lends, (
-        "more than the guaranteed shares, or little is tested"
-    )
+    assert region.top.lent_w > 2 * SITE_SHARE_W, "more than the guaranteed shares, or little is tested"

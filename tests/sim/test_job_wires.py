@@ -77,6 +77,12 @@ def job(port: int, level: str) -> Iterator[Job]:
         one.client.loop_stop()
 
 
+def begin(daemon: RunningDaemon) -> None:
+    """Start it; wait until it hears what schedulers publish."""
+    daemon.start()
+    daemon.until(lambda: daemon.get("/api/v1/messages")["messages"]["link"]["connected"], "the subscriptions")
+
+
 def announce(port: int, *events: dict[str, Any]) -> None:
     """As a scheduler does."""
     client = paho.Client(paho.CallbackAPIVersion.VERSION2)
@@ -130,7 +136,7 @@ def test_reports_go_in_and_advice_comes_out_by_every_wire(broker: Mosquitto, tmp
     with RunningDaemon(
         tmp_path / "d", broker.port, SITE, jobs={"folder": str(folder), "look_s": 0.2}
     ) as daemon:
-        daemon.start()
+        begin(daemon)
         with job(broker.port, "ns%2Fa") as a, job(broker.port, "b") as b:
             announce(broker.port, started("ns/a", 0), started("b", 1))
             first, second = slot_of(daemon, 0, "ns/a"), slot_of(daemon, 1, "b")
@@ -190,7 +196,7 @@ def test_reports_go_in_and_advice_comes_out_by_every_wire(broker: Mosquitto, tmp
 @pytest.mark.long
 def test_an_alarm_names_the_job_that_floods_with_reports(broker: Mosquitto, tmp_path: Path) -> None:
     with RunningDaemon(tmp_path / "d", broker.port, SITE) as daemon:
-        daemon.start()
+        begin(daemon)
         with job(broker.port, "liar") as one:
             announce(broker.port, started("liar", 0), started("b", 1))
             slot_of(daemon, 0, "liar")
@@ -217,7 +223,7 @@ def test_a_restart_reads_on_and_a_job_that_ended_hears_nothing(broker: Mosquitto
     with RunningDaemon(
         tmp_path / "d", broker.port, SITE, jobs={"folder": str(folder), "look_s": 0.2}
     ) as daemon:
-        daemon.start()
+        begin(daemon)
         with job(broker.port, "c") as c:
             announce(broker.port, started("c", 2))
             name = slot_of(daemon, 2, "c")
@@ -228,7 +234,7 @@ def test_a_restart_reads_on_and_a_job_that_ended_hears_nothing(broker: Mosquitto
                 file.write(json.dumps(c.body(save_s=12.0)) + "\n")
             c.report(block_s=3.0)
             c.client.publish("IT/v1/PUB/Job/c", b"{", 1).wait_for_publish(20)
-            daemon.start()
+            begin(daemon)
             again = c.advice(lambda advice: advice.issued_ns > first.issued_ns)
             assert (again.interval_s, again.epoch > first.epoch) == (450.0, True), (
                 "commanded anew in its term"
@@ -257,7 +263,7 @@ def test_a_job_speaks_for_itself_by_its_token(broker: Mosquitto, tmp_path: Path)
         daemon.write_config()
         (tmp_path / "d" / "state").mkdir(parents=True)
         (tmp_path / "d" / "state" / "admin.token").write_text(add["root"])
-        daemon.start()
+        begin(daemon)
         announce(broker.port, started("d", 0), started("e", 1))
         slot_of(daemon, 0, "d")
         slot_of(daemon, 1, "e")
@@ -280,7 +286,7 @@ def test_the_client_for_jobs_and_the_daemon_understand_each_other(
     with RunningDaemon(
         tmp_path / "d", broker.port, SITE, jobs={"folder": str(folder), "look_s": 0.2}
     ) as daemon:
-        daemon.start()
+        begin(daemon)
         monkeypatch.setenv("RACKTWIN_TOKEN", daemon.token())
         sources = (f"file://{folder}", f"http://127.0.0.1:{daemon.port}", f"mqtt://127.0.0.1:{broker.port}")
         for node, source in enumerate(sources):
