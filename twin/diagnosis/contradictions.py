@@ -17,7 +17,7 @@ import numpy as np
 
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.diagnosis.cause import Cause
-from twin.diagnosis.sensor_checks import SensorChecks
+from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.telemetry import GOOD, EntityState, State, keyed, records
@@ -80,18 +80,20 @@ class TableReadings:
     def is_frozen(self, name: str, k: int) -> bool:
         """Return True if a gauge stands still for longer than a healthy one would. One that reads 0 reads
         wrong."""
-        meters = None if self.watch is None else self.watch.meters.get(self.table)
-        if meters is None or name not in meters.names or self[name][k] == 0.0:
+        meters, at = self._meters(name), self.part.start + k
+        if meters is None or self[name][k] == 0.0:
             return False
-        at, entity = meters.index(name), self.part.start + k
-        return bool(meters.frozen[at, entity]) or meters.surprise(at, entity) > STANDS_LOG
+        gauge = meters.index(name)
+        return bool(meters.frozen[gauge, at]) or meters.surprise(gauge, at) > STANDS_LOG
 
     def is_jumping(self, name: str, k: int) -> bool:
         """Return True if a gauge jumps more often than a healthy one would."""
+        meters = self._meters(name)
+        return meters is not None and bool(meters.jumping[meters.index(name), self.part.start + k])
+
+    def _meters(self, name: str) -> Meters | None:
         meters = None if self.watch is None else self.watch.meters.get(self.table)
-        if meters is None or name not in meters.names:
-            return False
-        return bool(meters.jumping[meters.index(name), self.part.start + k])
+        return meters if meters is not None and name in meters.names else None
 
     def mean(self, key: str) -> F64:
         """Return the mean of a signal over the entities of another table below."""
