@@ -245,7 +245,8 @@ class NodeEstimator(EntityState):
             )
         gpus = np.diff(site.gpu_start_of_node)
         self._each = int(gpus[0]) if n and (gpus == gpus[0]).all() else 0  # GPUs of any node; 0 = it varies
-        self._filled: Bool = np.diff(site.node_start_of_rack) > 0
+        self._counts = np.diff(site.node_start_of_rack).astype(np.float64)
+        self._filled: Bool = self._counts > 0
         self.delay = Delayed(np.full((1, n_rack), 2.0), "rack")
 
     def update(
@@ -289,8 +290,9 @@ class NodeEstimator(EntityState):
         """Return 1 sigma [n_node], W, for fans that have not settled at the present heat, and for fans that
         follow neighbours."""
         known = np.isfinite(inner_w)
-        each = np.where(known, inner_w, 0.0), known.astype(np.float64)
-        sums_w, counts = (self.site.sum_by_rack("node", x) for x in each)
+        sums_w, counts = self.site.sum_by_rack("node", np.where(known, inner_w, 0.0)), self._counts
+        if not known.all():
+            counts = self.site.sum_by_rack("node", known.astype(np.float64))
         apart_w = (sums_w / counts)[self.site.rack_of_node] - inner_w
         off_w = []
         for now_w, lag_w, lag_s in ((inner_w, self.calm_w, FAN_S), (apart_w, self.apart_w, MEMORY_S)):
