@@ -40,7 +40,9 @@ class Watch:
 
     def changes(self, found: Iterable[Finding], after: float = 1.0) -> list[alarms.AlarmChange]:
         self.s += after
-        return self.book.update(found, self.now)
+        changes = self.book.update(found, self.now)
+        self.book.save_if_due()
+        return changes
 
     @property
     def now(self) -> int:

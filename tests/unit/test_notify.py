@@ -500,3 +500,55 @@ def test_a_token_that_no_header_can_hold_is_said_and_waited_for(tmp_path: Path) 
                 await until(lambda: world.got)
 
     in_world(tmp_path, story)
+
+
+def test_what_a_dead_webhook_has_still_to_take_outlives_the_process(tmp_path: Path) -> None:
+    """The book holds the alarm by then, so that nothing announces it anew."""
+
+    async def story(world: World) -> None:
+        async with world.serving():
+            first = world.notifier(world.target())
+        world.see(first, finding())
+        world.see(first, finding(), finding("leak/lab/r2", "critical"))
+        first.path.parent.mkdir()
+        first.save_if_due(world.now, at_once=True)  # as a kill leaves it
+        assert str(world.port) not in first.path.read_text()  # a URL may be a secret
+        second = world.notifier(world.target())
+        second.load()
+        world.see(second)
+        async with world.serving(), running(second):
+            await until(lambda: world.heard() == 4)
+        events = [(e["what"], e["alarm"]["id"]) for body in world.got for e in body["events"]]
+        assert sorted(set(events)) == [
+            (what, alarm) for what in ("cleared", "raised") for alarm in ("heat/lab/r1", "leak/lab/r2")
+        ]
+        second.save_if_due(world.now + 11 * NS, at_once=False)
+        third = world.notifier(world.target())
+        third.load()
+        assert not third.receivers[0].pending  # nothing is sent a second time
+
+    in_world(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"format":2,"waiting":[]}',
+        '{"format":1,"waiting":[{"receiver":"x","changes":[{}],"active":[]}]}',
+    ],
+)
+def test_a_file_of_waiting_changes_that_is_none_is_passed_over(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(tmp_path)
+    notifier = world.notifier(Notify(kind="webhook", url="http://127.0.0.1:9/hook"))
+    notifier.path.parent.mkdir()
+    notifier.path.write_text(content)
+    notifier.load()
+    assert not notifier.receivers[0].pending
+    assert "notify.json: damaged" in caplog.text
+    notifier.save()
+    notifier.load()
+    assert caplog.text.count("damaged") == 1

@@ -216,9 +216,19 @@ class AlarmBook:
         self._settle()
         self.load.watch(now_ns)
         changes, self._changes = self._changes, []
-        if self._dirty and now_ns - self._saved_ns >= SAVE_EVERY_S * NS:
-            self._save(sync=bool(self.fault))  # what people said may wait for it
         return changes
+
+    def is_due(self) -> bool:
+        """Return True if the book is to be written: it changed, and was last written 10 s ago or earlier."""
+        return self._dirty and self.now_ns - self._saved_ns >= SAVE_EVERY_S * NS
+
+    def save_if_due(self) -> None:
+        """Write the book if it is due.
+
+        Receivers' queues are stored first: an alarm that the file holds is not announced after a restart.
+        """
+        if self.is_due():
+            self._save(sync=bool(self.fault))  # what people said may wait for it
 
     def _gravest(self, present: dict[str, Finding]) -> dict[str, Finding]:
         """Return as many findings as there is room for, the gravest, and one that counts the others."""

@@ -446,6 +446,7 @@ class Daemon:
         except TimeoutError:
             log.error("some services did not stop within %g s; the process ends without them", STOP_S)
         self.fitter.close()
+        self.services.notifier.save()
         self.alarms.save()
         self.services.carrier_job()()
         loop = asyncio.get_running_loop()

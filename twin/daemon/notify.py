@@ -1,13 +1,15 @@
 """Notifier: sends changes of alarms to Alertmanager or to a webhook, and retries until they are taken.
 
 `offer` never waits. Changes that a receiver has not taken wait in a bounded queue, from which the least
-severe and oldest goes first; a dead receiver delays nothing but itself.
+severe and oldest goes first; a dead receiver delays nothing but itself. What webhooks have still to take is
+kept in `notify.json`, so that a restart loses none of it. Alertmanager is sent all that is active anyway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import itertools
 import logging
 import time
@@ -24,11 +26,13 @@ from twin.catalogue import NS, ConfigError, text
 from twin.config import Loaded, Notify
 from twin.daemon.alarms import SEVERITIES, Alarm, AlarmChange
 from twin.daemon.supervision import is_stopped
+from twin.run import atomic_write
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING, BATCH = 15_000, 200
 RESEND_S, EXPIRES_S = 60.0, 300.0  # Alertmanager holds an alert for active until it expires
+FORMAT, SAVE_EVERY_S = 1, 10.0
 TIMEOUT_S, FIRST_RETRY_S, LAST_RETRY_S = 10.0, 1.0, 60.0
 TRY_AGAIN = (
     401,
@@ -47,6 +51,22 @@ class _Failed(Exception):
         self.final = final
 
 
+class WaitingChanges(msgspec.Struct):
+    """Changes that a webhook has still to take, in the order they are sent, and the alarms it holds active.
+
+    `receiver` identifies it by a digest, as its URL may be a secret.
+    """
+
+    receiver: str
+    changes: list[dict[str, Any]]
+    active: list[str]
+
+
+class _File(msgspec.Struct):
+    format: int
+    waiting: list[WaitingChanges]
+
+
 class Receiver:
     """One receiver: its queue of changes, and the task that sends them."""
 
@@ -58,6 +78,7 @@ class Receiver:
             )
         self.target, self.loaded, self.site, self.clock = target, loaded, site, clock
         self.name = f"{target.kind} {parts.hostname or ''}:{parts.port or ''}".rstrip(":")
+        self.digest = hashlib.sha256(target.url.encode()).hexdigest()
         self.url = target.url.rstrip("/") + ("/api/v2/alerts" if target.kind == "alertmanager" else "")
         self.counts = {"sent": 0, "dropped": 0, "refused": 0, "failed": 0}
         self.fault = ""  # why the last attempt failed
@@ -95,12 +116,16 @@ class Receiver:
             self._firing[alarm.id] = new
             self._put(_key(new), new)
 
-    def inherit(self, before: Receiver) -> None:
-        """Take what waits for a receiver that this one replaces, and what it was told of last."""
-        self._firing |= before._firing
-        for queue in before._queues.values():
-            for key, item in queue.items():
-                self._put(key, item)
+    def waiting(self) -> WaitingChanges:
+        """Return what a webhook has still to take."""
+        changes = [item for queue in self._queues.values() for item in queue.values()]
+        return WaitingChanges(self.digest, changes, list(self._firing))
+
+    def inherit(self, waiting: WaitingChanges) -> None:
+        """Take what waits for a webhook that this one replaces. Raises KeyError, TypeError if it is none."""
+        self._firing |= {alarm: {} for alarm in waiting.active}
+        for key, item in [(item["event"]["id"], item) for item in waiting.changes if _alarm_of(item)]:
+            self._put(key, item)
 
     @property
     def pending(self) -> int:
@@ -224,6 +249,9 @@ class Notifier:
 
     def __init__(self, loaded: Loaded, site: str, clock: Callable[[], int] = time.time_ns) -> None:
         self.receivers = [Receiver(target, loaded, site, clock) for target in loaded.config.notify]
+        self.path = loaded.state / "notify.json"
+        self._saved_ns, self._fault = 0, ""
+        self._saved: bytes | None = None  # as the file is; None if there is none
 
     def offer(self, changes: Iterable[AlarmChange]) -> None:
         """Queue changes for all receivers. Never waits."""
@@ -244,14 +272,64 @@ class Notifier:
         Each goes to the receiver with its address, or else to the next new one of its kind: that is where a
         wrong address was put right. Alertmanager is told of all that is active anyway.
         """
-        old = [r for r in before.receivers if r.target.kind == "webhook"]
-        new = [r for r in self.receivers if r.target.kind == "webhook"]
-        at = {r.target.url: r for r in reversed(new)}
-        fresh = iter([r for r in new if r.target.url not in {o.target.url for o in old}])
-        for receiver in old:
-            heir = at.get(receiver.target.url) or next(fresh, None)
+        self._inherit([r.waiting() for r in before._webhooks()])
+
+    def _webhooks(self) -> list[Receiver]:
+        return [r for r in self.receivers if r.target.kind == "webhook"]
+
+    def _inherit(self, waiting: list[WaitingChanges]) -> None:
+        new = self._webhooks()
+        at = {r.digest: r for r in reversed(new)}
+        fresh = iter([r for r in new if r.digest not in {w.receiver for w in waiting}])
+        for changes in waiting:
+            heir = at.get(changes.receiver) or next(fresh, None)
             if heir is not None:
-                heir.inherit(receiver)
+                heir.inherit(changes)
+
+    def load(self) -> None:
+        """Queue what webhooks had still to take when the process before this one ended.
+
+        A file that is missing, damaged or of another format is passed over: the alarms themselves are in the
+        book, and on the page.
+        """
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.error("%s: cannot be read: %s; what waited in it is not sent", self.path, error)
+            return
+        self._saved = data
+        try:
+            found = msgspec.json.decode(data, type=_File)
+            if found.format != FORMAT:
+                raise ValueError(f"format {found.format}; expected {FORMAT}")
+            self._inherit(found.waiting)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            log.error("%s: damaged (%s); what waited in it is not sent", self.path, error)
+
+    def save_if_due(self, now_ns: int, at_once: bool) -> None:
+        """Write what waits, `at_once` or if it was last written 10 s ago or earlier."""
+        if at_once or now_ns - self._saved_ns >= SAVE_EVERY_S * NS:
+            self._saved_ns = now_ns
+            self.save()
+
+    def save(self) -> None:
+        """Write what waits for webhooks, if that changed. A power loss may take the file."""
+        waiting = [r.waiting() for r in self._webhooks()]
+        if not any(w.changes or w.active for w in waiting) and self._saved is None:
+            return
+        data = msgspec.json.encode(_File(FORMAT, waiting))
+        if data == self._saved:
+            return
+        try:
+            atomic_write(self.path, data, sync=False)
+        except OSError as error:
+            if not self._fault:
+                log.error("%s: cannot be written: %s; what waits ends with this process", self.path, error)
+            self._fault = str(error)
+            return
+        self._saved, self._fault = data, ""
 
     def faults(self) -> dict[str, str]:
         """Return the receivers that fail at present, with the reason."""

@@ -218,6 +218,7 @@ class Services:
         self.start_links(self.prepare(loaded, self.ingest.site))
         if loaded.config.api is not None:
             supervisor.start("api", "service", lambda: self.api.run(self.live))
+        self.notifier.load()
         self.notifier.prime(self.alarms.active(), time.time_ns())
         supervisor.start("notify", "service", self.notifier.run)
         supervisor.start("upkeep", "service", self._keep_up)
@@ -355,6 +356,8 @@ class Services:
         if changes:
             self.notifier.offer(changes)
             log_alarms(changes)
+        self.notifier.save_if_due(decision.now_ns, self.alarms.is_due())
+        self.alarms.save_if_due()
         log_decision(decision, frame.events, self.live.engine.site)
 
     def _answer(self, frame: Frame, decision: Decision) -> None:
