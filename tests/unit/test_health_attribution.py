@@ -76,6 +76,17 @@ def test_below_a_fault_of_the_facility(cause: Fault) -> None:
     assert ward.action("gpu", 5) == action("check_facility")
 
 
+def test_a_feed_that_stays_lost_is_no_excuse_for_long() -> None:
+    """With two feeds a rack runs for weeks on one, and its GPUs may fail meanwhile."""
+    ward = Ward(two_racks())
+    ward.look()
+    lost = fault("feed_lost", "feeder", 0)
+    ward.look({BITS: on(N, 5, 0x48)}, dt_s=1700.0, faults=[lost])
+    assert lowered(ward) == BY_FACILITY
+    ward.look({BITS: on(N, 5, 0x48)}, dt_s=200.0, faults=[lost])
+    assert lowered(ward) == BY_ITSELF
+
+
 @pytest.mark.parametrize("other", [
     fault("branch_blocked", "rack", 1), fault("tray_blocked", "node", 2), fault("plate_degraded", "gpu", 5),
     fault("sensor_biased", "cdu", 0, "supply_temp_c"),

@@ -73,7 +73,7 @@ def observed(site: Site, seconds: int, periods: Periods | None = EVERY_SECOND) -
     plant.disturbance.sensors = [SensorFault("node", 3, "", "silent")]
     t = plant.truth
     t.gpu_alive[50], t.node_on[40], t.rack_unpowered[5] = False, False, True
-    t.rack_leak[2] = t.node_leak[30] = t.cdu_filling[1] = t.feeder_tripped[1] = True
+    t.rack_leak[2] = t.node_leak[30] = t.cdu_filling[1] = t.feeder_tripped[1] = t.hall_wet[0] = True
     for second in range(seconds):
         plant.step()
         yield sensors.observe(t, plant.disturbance, START_NS + (second + 1) * NS)

@@ -30,6 +30,9 @@ MOST_S, ONE_LOOK_S = 300.0, 10.0  # that one look adds at most; source: estimate
 LEAST_NEIGHBOURS, NEIGHBOURS_PU = 3, 0.25
 LEAST_REPORTING = 2  # neighbours that must run free before a GPU is blamed; source: estimate
 FEEDS = ("feed_lost", "breaker_tripped", "grid_event")
+# The loss of a feed explains heat so long: pumps and fans have fallen back on the other feed by then, or what
+# they fail to cool is a fault of its own; source: estimate
+FEED_S = 1800.0
 # A supply or inlet above these: no GPU below is to blame. Judged by the guard of the profile, if it has one.
 WARM = (("rack.supply_temp_c", "rack"), ("rack.inlet_temp_c", "rack"), ("node.inlet_temp_c", "node"),
         ("node.water_inlet_temp_c", "node"))  # fmt: skip
@@ -170,6 +173,8 @@ def below_facility(context: RuleContext) -> Bool | None:
     for fault in context.now.faults:
         kind = FAULT_KINDS.get(fault.kind)
         if kind is None or fault.signal or not (kind.cooling or fault.kind in FEEDS):
+            continue
+        if fault.kind in FEEDS and context.now.now_ns - fault.since_ns > FEED_S * NS:
             continue
         if racks is None or nodes is None:
             racks = np.zeros(site.sizes["rack"], np.bool_)

@@ -93,6 +93,7 @@ POINTS = (
     Point("hall.cold_aisle_temp_c", "Sensor", "AirTemperature", "C", ("ColdAisle",)),
     Point("hall.hot_aisle_temp_c", "Sensor", "AirTemperature", "C", ("HotAisle",)),
     Point("hall.cold_aisle_rh_pu", "Sensor", "AirRelativeHumidity", "%RH", ("ColdAisle",)),
+    Point("hall.leak_state", "Sensor", "LeakDetect"),
 )
 _OWN = ("Rack", "CDU", "CoolingTower", "PowerMeter")  # objects with an id; others are parts of one
 _LIQUID = frozenset(m.signal for m in RACK_LIQUID)
