@@ -2,7 +2,7 @@
 
 Plants of several sites and seeds are warmed up, then forked once for each drawn fault, or pair of faults; the
 twin runs until its diagnosis has told them, or the time for their kind is over. Healthy plants run on to
-count false alarms.
+count false alarms. `--shares` runs single faults of given sizes instead: how small a fault is found how soon.
 Development uses seeds below 1000 and the ranges "develop"; figures to report come from others.
 """
 
@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from tests.evaluation.bench.diagnosis_scores import summary_of, table_of, written
-from tests.evaluation.bench.fault_draws import DEVELOP, HELD_OUT, draw, draw_pair, kinds_of
+from tests.evaluation.bench.diagnosis_scores import power_table_of, summary_of, table_of, written
+from tests.evaluation.bench.fault_draws import DEVELOP, HELD_OUT, SIZED, draw, draw_pair, kinds_of
 from twin.config import spec_of
 from twin.contracts import Fault
 from twin.diagnosis import Diagnosis, good
@@ -97,6 +97,7 @@ class Outcome:
     shown: bool = True  # whether any sample ever differed; else there is nothing to find
     beside: list[str] = field(default_factory=list)  # what else was told in the end
     told: list[str] = field(default_factory=list)
+    share: float | None = None  # of the greatest size, where it was given
 
 
 def site_of(name: str) -> Site:
@@ -251,6 +252,7 @@ class Lot:
     kinds: tuple[str, ...] = ()
     first: int = 0  # case of the lot among all of its site
     verbose: bool = False
+    shares: tuple[float, ...] = ()  # sizes that single faults have in turn, of the greatest
 
 
 def _run_lot(lot: Lot, _: Report) -> dict[str, Any]:
@@ -264,6 +266,7 @@ def run_lot(lot: Lot) -> dict[str, Any]:
     for i in range(lot.singles + lot.pairs):
         scripts = _drawn(watched.simulation, i, lot, 1 if i < lot.singles else 2)
         outcomes.append(run_one(watched, site, lot.site, lot.seed * 1000 + i, scripts))
+        outcomes[-1].share = _share(lot, i, site)
         if lot.verbose:
             _tell(outcomes[-1])
     false: dict[str, float] = {}
@@ -290,13 +293,27 @@ def _tell(o: Outcome) -> None:
     console.print("     told:", "; ".join(o.told), "| beside:", "; ".join(o.beside))
 
 
+def _kinds(lot: Lot, site: Site) -> tuple[str, ...]:
+    """Kinds of a lot, in turn."""
+    kinds = [k for k in kinds_of(site) if not lot.kinds or k in lot.kinds]
+    return tuple(k for k in kinds if not lot.shares or k in SIZED)
+
+
+def _share(lot: Lot, case: int, site: Site) -> float | None:
+    """Size of a case, which all kinds have before the next size comes; None: drawn."""
+    if not lot.shares:
+        return None
+    return lot.shares[(lot.first + case) // len(_kinds(lot, site)) % len(lot.shares)]
+
+
 def _drawn(simulation: Simulation, case: int, lot: Lot, many: int) -> list[Script]:
     """The scripts of a case. Kinds come in turn, so that a small campaign has some of each."""
     site = simulation.site
     ranges = DEVELOP if lot.ranges == "develop" else HELD_OUT
     rng = ranges.generator(lot.seed * 1000 + case)
     begin_s = simulation.plant.truth.time_s + float(rng.uniform(5.0, 20.0))
-    kinds = tuple(k for k in kinds_of(site) if not lot.kinds or k in lot.kinds)
+    kinds = _kinds(lot, site)
+    ranges = replace(ranges, share=_share(lot, case, site))
     scripts: list[Script] = []
     for _ in range(DRAWS):
         if many == 2:
@@ -320,6 +337,7 @@ def lots(args: argparse.Namespace) -> list[Lot]:
     """The work, spread over plants of ten faults each."""
     out: list[Lot] = []
     kinds = tuple(args.kinds.split(",")) if args.kinds else ()
+    shares = tuple(float(share) for share in args.shares.split(",") if share)
     for name, share in SHARES.items():
         if args.site and name != args.site:
             continue
@@ -333,7 +351,7 @@ def lots(args: argparse.Namespace) -> list[Lot]:
                 Lot(name, FIRST_SEED[args.ranges] + args.offset + len(out),
                     (i + 1) * singles // plants - i * singles // plants,
                     (i + 1) * pairs // plants - i * pairs // plants, healthy_s, args.ranges, kinds,
-                    i * singles // plants, args.verbose)
+                    i * singles // plants, args.verbose, shares)
             )  # fmt: skip
     return out
 
@@ -349,6 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--per-plant", type=int, default=12)
     parser.add_argument("--site", choices=tuple(SITES), default="")
     parser.add_argument("--kinds", default="")
+    parser.add_argument("--shares", default="", help="sizes, such as 0.05,0.2,1: power curves, no campaign")
     parser.add_argument("--offset", type=int, default=0, help="of the seeds")
     parser.add_argument("--out", type=Path)
     parser.add_argument("-v", "--verbose", action="store_true")
@@ -360,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     outcomes = [o for r in results for o in r["outcomes"]]
     hours = sum(r["rack_hours"] for r in results)
     false = sum(r["false_count"] for r in results)
-    console.print(table_of(outcomes))
+    console.print(power_table_of(outcomes) if args.shares else table_of(outcomes))
     if hidden := [o for o in outcomes if not o["shown"]]:
         console.print(f"{len(hidden)} left out, which no sample shows")
     both = summary_of(results)["both_named_pu"]

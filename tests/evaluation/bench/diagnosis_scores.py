@@ -77,6 +77,26 @@ def table_of(outcomes: list[dict[str, Any]]) -> Table:
     return table
 
 
+def power_table_of(outcomes: list[dict[str, Any]]) -> Table:
+    """Rows by kind, columns by size: how many were found with entity and kind, of those that showed; seconds
+    until the entity was named, p50."""
+    sizes = sorted({o["share"] for o in outcomes})
+    table = Table("kind", *(f"{size:.0%} of the greatest" for size in sizes))
+    for kind in sorted({o["scripts"][0]["kind"] for o in outcomes}):
+        cells = []
+        for size in sizes:
+            mine = [
+                o for o in outcomes if o["scripts"][0]["kind"] == kind and o["share"] == size and o["shown"]
+            ]
+            late = [
+                o["delay_s"][0] for o in mine if o["right_class"][0] and o["delay_s"][0] == o["delay_s"][0]
+            ]
+            when = f", {float(np.median(late)):.0f} s" if late else ""
+            cells.append(f"{sum(o['right_class'][0] for o in mine)}/{len(mine)}{when}")
+        table.add_row(kind, *cells)
+    return table
+
+
 def written(results: list[dict[str, Any]]) -> str:
     """The JSON of a campaign: its figures, and each case. Without NaN."""
     summary = summary_of(results)

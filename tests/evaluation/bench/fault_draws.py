@@ -42,6 +42,7 @@ SEVERITY: dict[str, tuple[float, float]] = {
     "nvlink_flaps": (0.2, 1.0),
     "link_congested": (0.4, 1.0),
 }
+SIZED = (*SEVERITY, "sensor_biased", "sensor_spiking")  # kinds that are small or large
 # Seconds from nothing to the whole severity; kinds that are not named strike at once; source: estimate
 RAMP_S: dict[str, tuple[float, float]] = {
     **dict.fromkeys(SLOW, (300.0, 3600.0)),
@@ -62,6 +63,7 @@ class Ranges:
     name: str
     quarters: tuple[int, int]
     seed_word: int
+    share: float | None = None  # of the greatest size: all faults are of this one
 
     def generator(self, seed: int) -> np.random.Generator:
         """The source of chance of one drawn case."""
@@ -71,6 +73,11 @@ class Ranges:
         """A number of this range."""
         quarter = self.quarters[int(rng.integers(2))]
         return low + (high - low) * (quarter + float(rng.uniform())) / 4.0
+
+    def size(self, low: float, high: float, rng: np.random.Generator) -> float:
+        """The size of a fault: a number of this range, or the given share of its upper end."""
+        drawn = self.within(low, high, rng)
+        return drawn if self.share is None else self.share * high
 
 
 DEVELOP = Ranges("develop", (0, 2), 11)
@@ -138,8 +145,8 @@ def draw(
     table = tables[int(rng.integers(len(tables)))]
     found = entities(site, kind, table)
     entity = int(found[int(rng.integers(len(found)))])
-    severity = ranges.within(*SEVERITY.get(kind, (1.0, 1.0)), rng)
-    if rng.uniform() < TOTAL.get(kind, 0.0):
+    severity = ranges.size(*SEVERITY.get(kind, (1.0, 1.0)), rng)
+    if rng.uniform() < TOTAL.get(kind, 0.0) and ranges.share is None:
         severity = 1.0
     ramp_s = ranges.within(*RAMP_S[kind], rng) if kind in RAMP_S else 0.0
     signal, amount, part = "", 0.0, 0
@@ -222,8 +229,8 @@ def _amount(
     """Draw the offset of a sensor, in its unit: well above the noise of a good one."""
     unit = signal.rpartition("_")[2]
     if unit == "c":
-        return ranges.within(*BIAS_K, rng)
-    return ranges.within(*BIAS_PU[unit], rng) * usual(site, table, entity, signal)
+        return ranges.size(*BIAS_K, rng)
+    return ranges.size(*BIAS_PU[unit], rng) * usual(site, table, entity, signal)
 
 
 def usual(site: Site, table: str, entity: int, signal: str) -> float:
