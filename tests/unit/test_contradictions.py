@@ -292,9 +292,33 @@ def test_a_meter_that_stands_still_is_wrong_and_not_those_that_move(name: str, r
 def test_beside_a_meter_that_is_known_to_be_wrong_no_other_of_its_law_is_accused() -> None:
     pod = after(LIES["supply x10"][0])
     book, state = pod.engine.diagnosis.contradictions, pod.engine.state
-    assert [c.signal for c in book.causes(state, {})] == ["psu1_power_w"]
-    assert [c.signal for c in book.causes(state, {}, odd={("node", 1, "power_w")})] == ["psu1_power_w"]
-    assert book.causes(state, {}, odd={("node", 0, "power_w")}) == []
+
+    def signals(*wrong: tuple[str, str, int, str]) -> list[str]:
+        return [c.signal for c in book.causes(state, {}, wrong=set(wrong))]
+
+    assert signals() == ["psu1_power_w"]
+    assert signals(("sensor_frozen", "node", 1, "power_w")) == ["psu1_power_w"]
+    assert signals(("sensor_silent", "node", 0, "power_w")) == ["psu1_power_w"]
+    assert signals(("sensor_biased", "node", 0, "psu1_power_w")) == ["psu1_power_w"]  # by this law
+    for kind in ("sensor_frozen", "sensor_spiking", "sensor_biased"):
+        assert signals((kind, "node", 0, "power_w")) == []
+    assert signals(("sensor_spiking", "node", 0, "psu1_power_w")) == []  # it has a name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "factor"), [("power_w", 1.5), ("psu2_power_w", 1.7), ("psu1_power_w", 0.5)]
+)
+def test_the_meter_that_moved_unlike_the_others_is_wrong_whatever_the_load_does(
+    wrong: str, factor: float
+) -> None:
+    """The load falls by a third at the same time, so that the wrong reading moves the least of all."""
+    pod = copy.deepcopy(learned())
+    n, now = pod.site.sizes["node"], dict(KEPT)
+    for name in ("power_w", "psu1_power_w", "psu2_power_w"):
+        now[f"node.{name}"] = np.full(n, KEPT[f"node.{name}"] * 0.65)
+    now[f"node.{wrong}"][0] *= factor
+    pod.run(TICKS, now)
+    assert accused(pod) == {(f"node.{wrong}", 0)}
 
 
 def test_a_meter_that_reads_0_is_wrong_and_does_not_stand_still() -> None:

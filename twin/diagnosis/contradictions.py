@@ -17,6 +17,7 @@ import numpy as np
 
 from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.diagnosis.cause import Cause
+from twin.diagnosis.reconciliation import WRONG
 from twin.diagnosis.sensor_checks import Meters, SensorChecks
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
@@ -132,7 +133,8 @@ class Law:
     `suspects` are the readings that may be wrong, `beside` those that must be known as well. A law of a
     `flag` is broken where its quantity is 1. `looks`: how often it must be broken. `load` [n]: what moves the
     quantity, too; beyond the loads in which the range was learned, the law learns anew. `mean`: key of the
-    signal below whose mean takes part. Where that mean moved most, no suspect is accused.
+    signal below whose mean takes part. Where that mean moved most, no suspect is accused. `alike`: its
+    suspects move in proportion, so that the one that moved unlike the others is accused.
     """
 
     table: str
@@ -148,6 +150,7 @@ class Law:
     looks: float = 3.0
     load: Callable[[TableReadings], F64] | None = None
     mean: str = ""
+    alike: bool = False
 
     @property
     def key(self) -> str:
@@ -242,7 +245,7 @@ LAWS: tuple[Law, ...] = (
         looks=6.0),
     Law("node", "supplies", ("psu1_power_w", "psu2_power_w", "power_w"), (),
         lambda at: _ratio(at["psu1_power_w"] + at["psu2_power_w"], at["power_w"], LEAST_NODE_W),
-        "its supplies and its power disagree", slack=0.12, relative=True),
+        "its supplies and its power disagree", slack=0.12, relative=True, alike=True),
     _flag("node", "cpu_power_w", ("power_w",), lambda at: (
         (at["power_w"] > LEAST_NODE_W) & (at["cpu_power_w"] < LEAST_CPU_W)), _WORKS),
     # The warming of its air follows work and fans, which no range of late bounds
@@ -343,12 +346,12 @@ class Contradictions(EntityState):
         state: State,
         in_maintenance: Mapping[str, Bool],
         watch: SensorChecks | None = None,
-        odd: Set[tuple[str, int, str]] = frozenset(),
+        wrong: Set[tuple[str, str, int, str]] = frozenset(),
     ) -> list[Cause]:
         """Return the suspected sensors of one table, or of a part of a large one.
 
-        `odd`: sensors (table, entity, signal) that are reported to stand still or to jump: what breaks a law
-        with them accuses no other.
+        `wrong`: sensors (kind, table, entity, signal) that are reported to be wrong: what breaks a law with
+        them accuses no other, and of one that stands still or jumps it says nothing more.
         """
         for turn, (table, laws) in enumerate(self.laws.items()):
             parts, n = self._slices[table], self.topology.sizes[table]
@@ -363,7 +366,11 @@ class Contradictions(EntityState):
             Cause(a.kind, a.table, a.entity, a.signal, 0.95, (a.words,), 1, 0.0, CLEAR_S, more=a.more)
             for a in self.accused.values()
             if a.kind != "sensor_biased"
-            or not any((a.table, a.entity, name) in odd for name in SUSPECTS[a.law])
+            or not any(
+                (kind, a.table, a.entity, name) in wrong
+                for name in SUSPECTS[a.law]
+                for kind in (WRONG if name == a.signal else (*WRONG, a.kind))
+            )
         ]
 
     def _look(self, look: TableReadings, laws: Iterable[Law], in_maintenance: Bool | None) -> None:
@@ -530,16 +537,22 @@ class Contradictions(EntityState):
 
     def _suspects(self, look: TableReadings, law: Law, at: I64) -> list[str]:
         """Return of each of these the reading with the largest change since the law held."""
-        moved = np.full((len(law.moving) + 1, len(at)), -1.0)  # the first one stands where nothing is known
-        for i, name in enumerate(law.moving, 1):
+        if not law.moving:
+            return [law.suspects[0]] * len(at)
+        changes = np.empty((len(law.moving), len(at)))
+        for change, name in zip(changes, law.moving, strict=True):
             value = np.asarray(look.moved(name), np.float64)[at]
             held = np.asarray(self._last_values(law, name)[look.part], np.float64)[at]
-            change = value - held
+            change[:] = value - held
             if not name.endswith("temp_c"):
-                change = np.log(np.maximum(np.abs(value), 1e-3) / np.maximum(np.abs(held), 1e-3))
-            moved[i] = np.nan_to_num(np.abs(change), nan=-1.0)
-        names = (law.suspects[0], *law.moving)
-        return [names[i] for i in np.argmax(moved, axis=0).tolist()]
+                change[:] = np.log(np.maximum(np.abs(value), 1e-3) / np.maximum(np.abs(held), 1e-3))
+            if law.alike:
+                change[(value == 0.0) & (held == 0.0)] = np.nan  # a supply that is off moves with nothing
+        if law.alike:
+            known = np.isfinite(changes).all(axis=0)
+            changes[:, known] -= np.median(changes[:, known], axis=0)
+        moved = np.nan_to_num(np.abs(changes), nan=-1.0)
+        return [law.moving[i] for i in np.argmax(moved, axis=0).tolist()]
 
     @staticmethod
     def _words(look: TableReadings, law: Law, suspect: str, kind: str, k: int) -> str:

@@ -25,7 +25,7 @@ from twin.diagnosis.fault_kinds import FAULT_KINDS
 from twin.diagnosis.growth import Growth
 from twin.diagnosis.inventory import Inventory
 from twin.diagnosis.isolation import FaultIsolation
-from twin.diagnosis.reconciliation import WRONG, Reconciliation, RowMasks
+from twin.diagnosis.reconciliation import Reconciliation, RowMasks
 from twin.diagnosis.sensor_checks import SensorChecks
 from twin.diagnosis.signature import (
     DRIFTS,
@@ -147,8 +147,7 @@ class Diagnosis(EntityState):
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
         causes += self.growth.causes(state, events, in_maintenance)
-        odd = {key[1:] for key in self.book.reported if key[0] in WRONG}
-        causes += self.contradictions.causes(state, in_maintenance, self.watch, odd)
+        causes += self.contradictions.causes(state, in_maintenance, self.watch, self.book.reported.keys())
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)
         dry, heated = idle.dry_gpus(), self._slowed
