@@ -67,6 +67,19 @@ def test_a_fault_is_told_in_time_and_nothing_beside_it(
 
 
 @pytest.mark.long
+def test_a_clock_that_reads_too_low_is_wrong_and_not_the_power_that_is_expected_by_it(
+    warmed: Watched,
+) -> None:
+    watched = warmed.fork()
+    for _ in range(500):  # until its power is known well
+        assert watched.step() == ()
+    outcome = suffer(watched, "sensor_biased", "gpu", 131, signal="sm_clock_hz", amount=-3.6e8)
+    assert [line.partition(" @")[0] for line in outcome.told] == [
+        "sensor_biased lab/h/r2/node14/gpu3 sm_clock_hz"
+    ]
+
+
+@pytest.mark.long
 def test_heat_from_lost_coolant_is_blamed_on_no_gpu(warmed: Watched) -> None:
     site, watched = warmed.simulation.site, warmed.fork()
     inject(watched, [Script("branch_blocked", "rack", 0, watched.simulation.plant.truth.time_s + 1.0)], 1)

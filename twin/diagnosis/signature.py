@@ -17,6 +17,7 @@ from twin.catalogue import F64, Bool
 from twin.diagnosis.device_reports import good
 from twin.diagnosis.topology import Topology
 from twin.estimation import PARAMETER_KINDS
+from twin.physics import EXPONENT
 from twin.site import CDU_INNER_DROP_PA, CONVECTIVE_SHARE, FLOW_EXPONENT, PUMP_SHUTOFF_RATIO, RACK_DROP_PA
 from twin.telemetry import State
 
@@ -24,6 +25,7 @@ PLATE_FLOW_POWER = -CONVECTIVE_SHARE * FLOW_EXPONENT  # of the flow in a plate's
 
 # Relative change of what an exchanger takes off, over that of its streams, about balanced; source: estimate
 FLOW_SHARE, WATER_SHARE = 0.5, 0.4
+LEAST_CLOCK_HZ = 1e8  # no working GPU reads less; source: estimate
 
 
 # Parameters whose drift is a symptom, and the share of the early value that no healthy one drifts.
@@ -290,6 +292,14 @@ def _gpu_power(now: TickValues) -> list[SignatureTerm]:
     ]
 
 
+def _low_clock(now: TickValues) -> list[SignatureTerm]:
+    """Return the signature of a clock that reads too low: less power is expected of its GPU."""
+    at, design = now.topology.above("gpu", "rack"), now.topology.site.design
+    dynamic_w = np.maximum(now["gpu.power_w"] - design.gpu_idle_w[at], 0.0)
+    slope = -EXPONENT * dynamic_w / np.maximum(now["gpu.sm_clock_hz"], LEAST_CLOCK_HZ)
+    return [SignatureTerm(GPU_CLOCK, now.one("gpu")), SignatureTerm(GPU_POWER, slope)]
+
+
 def _node_power(now: TickValues) -> list[SignatureTerm]:
     one = now.one("node")
     return [
@@ -339,6 +349,7 @@ HYPOTHESES: tuple[Hypothesis, ...] = (
     _of(_BIASED, "gpu.temp_c", 0, 0.99, _only(GPU_TEMP, "gpu"), GPU_TEMP),
     _of(_BIASED, "gpu.power_w", 0, 1.0, _gpu_power, GPU_POWER, GPU_TEMP, NODE_POWER),
     _of(_BIASED, "gpu.sm_clock_hz", 0, 1.0, _only(GPU_CLOCK, "gpu"), GPU_CLOCK),
+    _of(_BIASED, "gpu.sm_clock_hz", -1, 1.0, _low_clock, GPU_CLOCK, GPU_POWER),
     _of("tray_blocked", "node", 1, 1.0, _tray, GPU_TEMP),
     _of(_BIASED, "node.power_w", 0, 1.0,
 _node_power, NODE_POWER, PSU1, PSU2, RACK_POWER),
