@@ -22,7 +22,10 @@ from twin.catalogue import F64
 
 # Heat from the warm manifolds and hoses of a liquid-cooled rack into its hall, and the power of air handlers
 # and of the chillers behind them for it; source: estimate
-HOSE_W_PER_K, AIR_W_PER_W, AIR_SPREAD_PU = 25.0, 0.27, 0.5
+HOSE_W_PER_K, HALL_W_PER_W, AIR_SPREAD_PU = 25.0, 0.27, 0.5
+# The fans of the rack blow it out first. At full speed they draw 8 % of the heat that they are made for, by
+# the cube of the flow, at seven eighths of which they work: 3 x 0.08 x 0.77; source: estimate
+AIR_W_PER_W = HALL_W_PER_W + 0.18
 BEYOND_PU_PER_K = 0.1  # doubt in a difference of the loop's power for each kelvin outside what was seen
 COARSE = 4  # steps in one of the first search
 SAME_W_PU = 2e-4  # doubt in any difference, of the nominal heat; source: estimate
@@ -52,6 +55,15 @@ class PowerBalance:
     high_c: float
     leak: LeakSlope
     racks: int
+
+    def slowed(self, slower: float, more_heat_w: float) -> PowerBalance:
+        """Return the balance with this share of the racks' flow, and more heat in the loop."""
+        at = replace(self.at, heat_w=self.at.heat_w + more_heat_w)
+        return replace(self, at=at, exchanger=self.exchanger.slowed(slower))
+
+    def loop_w(self, supply_c: float) -> float:
+        """Return the power of the loop at this supply of the CDUs, W."""
+        return loop_power_w(self.plate, self.factors, self.point(supply_c))
 
     def point(self, supply_c: float) -> LoopPoint:
         """Return the loop's operating point for this supply of the CDUs."""

@@ -99,6 +99,11 @@ class ExchangerPoint:
     ua_w_per_k: float
     flow_lpm: float
 
+    def slowed(self, slower: float) -> ExchangerPoint:
+        """Return the exchangers with this share of the racks' flow."""
+        film = float(film_factor(np.ones(1), np.full(1, slower))[0])
+        return ExchangerPoint(self.warm_w_per_k * slower, self.ua_w_per_k / film, self.flow_lpm)
+
     def flow_at(self, supply_c: float, point: LoopPoint, most_lpm: float) -> float:
         """Return the facility flow at which the CDUs hold `supply_c` with the water of `point`, l/min."""
         if not np.isfinite(self.ua_w_per_k):

@@ -7,7 +7,7 @@ the GPU's limit. Racks have limits of their own, of supply and return.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -24,6 +24,9 @@ from twin.telemetry import ColumnSpec
 POWER, TEMP, HBM, MARGIN = "gpu.power_w", "gpu.temp_c", "gpu.hbm_temp_c", "gpu.thermal_margin_k"
 RACK_W, SUPPLY, RETURN = "rack.power_w", "rack.supply_temp_c", "rack.return_temp_c"
 FLOW = "rack.flow_lpm"
+# Faults (kind, table, signal) of sensors that the margins do without
+JUMPING_RETURN = (("sensor_spiking", "rack", "return_temp_c"),)
+WRONG_POWER = tuple((f"sensor_{how}", "gpu", "power_w") for how in ("biased", "frozen", "spiking"))
 # The way of a resistance with the flow is known to this share of the way from nominal; source: estimate
 FLOW_DOUBT_PU = 0.3
 SMOOTH_S = 300.0  # many times the time constant of a plate, and of swings of work; source: estimate
@@ -127,7 +130,8 @@ def learn(view: View, memory: Mapping[str, np.ndarray], section: CduSection, dt_
         np.exp(-of_rack / MEMORY_S),
     )
     # The rise of a rack that is off is the difference of its thermometers
-    known = np.isfinite(now_w) & (return_k > 0.0) & ~(rack_w <= HEAT_PU * view.site.design.rack_max_w[racks])
+    known = np.isfinite(now_w) & (return_k > 0.0) & ~np.isin(section.racks, _accused(view, JUMPING_RETURN))
+    known &= ~(rack_w <= HEAT_PU * view.site.design.rack_max_w[racks])
     found = {
         "power_w": smooth_w,
         "rise_k": smooth_k,
@@ -231,7 +235,9 @@ def ceilings(
     learned = resistance_k_per_w(section, own)
     usual = _of_rack(section, learned)
     film = film_of(slower * flow_pu(view, section))[section.rack_of_gpu]
-    resistance = _feared(own, learned, usual) * film
+    # A power that reads too high hides a bad plate
+    wrong = np.isin(section.gpus, _accused(view, WRONG_POWER))
+    resistance = np.fmax(_feared(own, learned, usual), np.where(wrong, usual, 0.0)) * film
     law_pu = FLOW_DOUBT_PU * (film - 1.0) / film
     spread_k = supply_sigma_k(memory, section)
     noise_k2 = SENSOR_K**2 + spread_k[section.cdu_of_gpu] ** 2
@@ -323,6 +329,7 @@ def _most_w(
     known = (own["power_w"] > idle_w + IDLE_PU * (full_w - idle_w)) & np.isfinite(of_gpu)
     if view.jobs.known:
         known &= view.jobs.job_of_node[view.site.node_of_gpu[section.at_gpus]] >= 0
+    known &= ~np.isin(section.gpus, _accused(view, WRONG_POWER))
     return np.where(known, np.fmin(own["peak_w"] * of_gpu, limit_w), limit_w), growth
 
 
@@ -404,12 +411,19 @@ def _rack_c(
         nominal_lpm = view.site.design.rack_flow_lpm[racks]
         warm_c = np.full(len(nominal_lpm), COOLANT_C)
         w_per_k = heat_rate_w_per_k(COOLANTS[view.site.file.coolant], nominal_lpm, warm_c)
-        # A return that never reported: all of the power warms the nominal flow
+        # A return that never reported, or jumps: all of the power warms the nominal flow
         k_per_w = np.divide(1.0, w_per_k, out=np.full(len(w_per_k), np.nan), where=w_per_k > 0.0)
-        np.divide(s_k, s_w, out=k_per_w, where=s_w > 0.0)
-        rise_k = np.fmax(k_per_w * most_w / flow_pu(view, section), memory["rack_rise_k"][racks])
+        jumps = np.isin(section.racks, _accused(view, JUMPING_RETURN))
+        np.divide(s_k, s_w, out=k_per_w, where=(s_w > 0.0) & ~jumps)
+        now_k = np.where(jumps, 0.0, memory["rack_rise_k"][racks])
+        rise_k = np.fmax(k_per_w * most_w / flow_pu(view, section), now_k)
         out = np.fmin(out, limit.guard[racks] - rise_k / slower)
     return out
+
+
+def _accused(view: View, faults: Collection[tuple[str, str, str]]) -> list[int]:
+    """Return the rows of sensors with one of these reported faults."""
+    return [f.entity for f in view.faults() if (f.kind, f.table, f.signal) in faults]
 
 
 def _smoothed(before: F64, now: F64, share: F64) -> F64:

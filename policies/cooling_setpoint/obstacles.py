@@ -13,7 +13,16 @@ import numpy as np
 
 from policies.cooling_setpoint.groups import SET_POINT, numbers_of
 from policies.cooling_setpoint.loop_model import plates_of
-from policies.cooling_setpoint.margins import HBM, MARGIN, RETURN, SUPPLY, TEMP, Ceilings
+from policies.cooling_setpoint.margins import (
+    HBM,
+    JUMPING_RETURN,
+    MARGIN,
+    RETURN,
+    SUPPLY,
+    TEMP,
+    WRONG_POWER,
+    Ceilings,
+)
 from policies.cooling_setpoint.sections import LoopCdus, good
 from twin.catalogue import I32, counted
 from twin.contracts import View
@@ -23,7 +32,8 @@ MEASURED = "cdu.supply_temp_c"
 HEAT_KEYS = (TEMP, HBM, MARGIN, SUPPLY, RETURN, "rack.flow_lpm")  # that thermal_guard caps for
 LOW_KEYS = (MARGIN, "rack.flow_lpm")  # which guard against less
 STOPPED_FLOW = ("leak", "branch_blocked", "tray_blocked")  # faults of racks and nodes
-NO_METER = ("sensor_silent", "loop", "power_w")  # savings are estimates then, and nothing is unsafe
+# Without a loop's meter savings are estimates; the margins do without the others
+HARMLESS = (("sensor_silent", "loop", "power_w"), *JUMPING_RETURN, *WRONG_POWER)
 APART_K = 2.0  # between thermometers of a CDU and its racks, and from the set point; source: estimate
 WET_K = 0.5  # by which a wet bulb may read above the dry one; source: estimate
 
@@ -90,7 +100,7 @@ def _sensors(view: View) -> dict[int, str]:
     for fault in view.faults():
         # The weather's sensors are judged by the loop's meter, and by each other
         known = fault.table in numbers and fault.entity >= 0 and fault.signal
-        if not known or (fault.kind, fault.table, fault.signal) == NO_METER:
+        if not known or (fault.kind, fault.table, fault.signal) in HARMLESS:
             continue
         number = int(numbers[fault.table][fault.entity])
         name = view.site.name(fault.table, fault.entity)

@@ -34,7 +34,7 @@ from policies.cooling_setpoint.margins import CONTROL, Ceilings, ceilings
 from policies.cooling_setpoint.obstacles import Obstacle, obstacles_of
 from policies.cooling_setpoint.plan import STEP_K, ahead_of
 from policies.cooling_setpoint.sections import LOOK_S, CduSection, LoopCdus, section_of, turn_of
-from twin.catalogue import F64, NS, ContractError
+from twin.catalogue import F64, I32, NS, ContractError
 from twin.contracts import (
     PAGE,
     Columns,
@@ -51,7 +51,7 @@ from twin.telemetry import ColumnSpec
 
 GUARD_K = 0.15  # of a set point below its ceiling, so that jitter of the ceiling does not move it
 OWN_COLUMNS = (
-    *("want_c", "base_c", "code", "unknown_s", "wrong_ns", "seen_ns"),
+    *("want_c", "base_c", "set_c", "stood_s", "code", "unknown_s", "wrong_ns", "seen_ns"),
     *("expected_w", "doubt_w", "expected_j", "doubt_j", "saved_j", "from_c"),
     *("decided_ns", "moved_ns", "begun_ns"),
     *pressure.CDU_COLUMNS,
@@ -59,6 +59,8 @@ OWN_COLUMNS = (
 )  # that `propose` itself writes
 REQUESTED, SAME_K = "cdu.supply_temp_request_c", 0.05
 LEFT_K = 1.0  # by which a set point that was left is warmer than the safe value; source: estimate
+# That a set point stands, within so much, before it counts as the BMS's own; source: estimate
+STOOD_S, STILL_K = 120.0, 0.15
 CALM_S = 1800.0  # after something was wrong: heat held down by caps looks like calm; source: estimate
 UNKNOWN_S = 900.0  # that a set point stays where something is unknown; source: estimate
 DOUBT_SIGMAS = 4.0  # by which a loop's meter contradicts what is expected of it; source: estimate
@@ -90,6 +92,8 @@ class CoolingSetpoint:
         cdu={
             "want_c": ColumnSpec("f8", np.nan, of_place=True),
             "base_c": ColumnSpec("f8", np.nan, of_place=True),  # the BMS's own set point
+            "set_c": ColumnSpec("f8", np.nan, of_place=True),  # in force at the last look, and for how long
+            "stood_s": ColumnSpec("f8", of_place=True),
             "code": ColumnSpec("i1", of_place=True),
             "unknown_s": ColumnSpec("f8", of_place=True),
             "wrong_ns": ColumnSpec("i8", of_place=True),  # when something was wrong last
@@ -154,7 +158,7 @@ class CoolingSetpoint:
         out["seen_ns"][section.cdus] = now_ns
         out |= margins.learn(view, memory, section, dt_s[section.cdus])
         out |= observe(view, memory, groups, dt_s)
-        self._note_base(view, out)
+        self._note_base(view, out, section.cdus, dt_s[section.cdus])
         pressure.note_own(view, out)
         due = self._due(view, out, groups)
         for number, look in enumerate(self._looks(view, out, groups, section, dt_s)):
@@ -183,19 +187,22 @@ class CoolingSetpoint:
         return ceilings(view, memory, section, self.probability, self.horizon_s)
 
     @staticmethod
-    def _note_base(view: View, out: Memory) -> None:
-        """Note the BMS's own set points: those in force without a request.
+    def _note_base(view: View, out: Memory, cdus: I32, dt_s: F64) -> None:
+        """Note the BMS's own set points: those in force without a request. Changes `out`.
 
-        A BMS holds what a daemon asked for last for as long as it receives one. That is its own only where it
-        is no warmer than what is known of it, or than the safe value.
+        A BMS holds what a daemon asked for last for as long as it receives one, and moves back from there
+        step by step. So its own is neither what was requested nor what moved between two looks, except where
+        nothing else is known of it and it is no warmer than the safe value.
         """
-        now_c, base_c = own_c(view), out["base_c"]
-        free = np.isnan(out["want_c"]) & np.isfinite(now_c)
-        known = np.isfinite(base_c)
-        known_c = np.where(known, base_c, view.envelope(CONTROL).safe)
-        left = np.abs(now_c - view.value(REQUESTED)) <= SAME_K
-        left &= now_c > known_c + np.where(known, SAME_K, LEFT_K)
-        base_c[free] = np.where(left, known_c, now_c)[free]
+        now_c, base_c, before_c = own_c(view)[cdus], out["base_c"][cdus], out["set_c"][cdus]
+        stood_s = np.where(np.abs(now_c - before_c) <= STILL_K, out["stood_s"][cdus] + dt_s, 0.0)
+        known, asked = np.isfinite(base_c), np.abs(now_c - view.value(REQUESTED)[cdus]) <= SAME_K
+        safe_c = view.envelope(CONTROL).safe[cdus]
+        left = np.where(known, asked | (stood_s < STOOD_S), asked & (now_c > safe_c + LEFT_K))
+        free = np.isnan(out["want_c"][cdus]) & np.isfinite(now_c)
+        own = np.where(left, np.where(known, base_c, safe_c), now_c)
+        out["base_c"][cdus] = np.where(free, own, base_c)
+        out["set_c"][cdus], out["stood_s"][cdus] = np.where(np.isfinite(now_c), now_c, before_c), stood_s
 
     def _due(self, view: View, out: Memory, groups: Sequence[LoopCdus]) -> int:
         """Return the place of the group whose decision is due for the longest; -1 for none."""

@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.cooling_setpoint.balance import AIR_SPREAD_PU, AIR_W_PER_W, HOSE_W_PER_K, PowerBalance
+from policies.cooling_setpoint.balance import (
+    AIR_SPREAD_PU,
+    AIR_W_PER_W,
+    HALL_W_PER_W,
+    HOSE_W_PER_K,
+    PowerBalance,
+)
+from policies.cooling_setpoint.loop_model import SHAFT_PU
 from policies.cooling_setpoint.margins import FLOW, FLOW_DOUBT_PU, film_of
 from policies.cooling_setpoint.obstacles import Obstacle
 from policies.cooling_setpoint.sections import LoopCdus, Rows, good
@@ -38,6 +45,8 @@ CALM_S = 1800.0  # after something was wrong
 LATE_S = 900.0  # after which nobody waits to read the BMS's own pressure again
 SILENT_S, FIRST_S = 120.0, 1.0  # longer than a reading is lost, and of its first look; source: estimate
 EFFICIENCY_SPREAD_PU = 0.15  # of pumps and drives: nothing measures them; source: estimate
+LOOP_SPREAD_PU = 0.3  # of the loop's power that a flow of the racks changes; source: estimate
+CHURN_PU = 0.1  # what impellers churn, over what they move; source: estimate
 LITERS_PER_M3_MIN = 60_000.0
 
 CDU_COLUMNS = {
@@ -71,23 +80,31 @@ class PumpBalance:
 
     def more_w(self, from_pu: float, to_pu: float) -> tuple[float, float]:
         """Return (additional power of a pressure over another one, 1 sigma of it), W."""
-        pumps = [self.pump_w * (x / self.share_pu) ** 1.5 for x in (from_pu, to_pu)]
-        films, returns = [], []
-        now = float(film_of(self.flow_pu).mean())
-        for x in (from_pu, to_pu):
-            slower = np.sqrt(x / self.share_pu)
-            films.append(float(film_of(self.flow_pu * slower).mean()) / now)
-            returns.append(self.return_k / slower)
-        leak, warm_k = self.balance.leak, self.rise_k * (films[1] - films[0])
-        air_w = self.balance.racks * HOSE_W_PER_K * AIR_W_PER_W * (returns[1] - returns[0])
-        pump_w = pumps[1] - pumps[0]
+        ends = [self._parts_w(x) for x in (from_pu, to_pu)]
+        pump_w, leak_w, air_w, loop_w = (after - before for before, after in zip(*ends, strict=True))
+        leak = self.balance.leak
         parts = (
             EFFICIENCY_SPREAD_PU * pump_w,
-            leak.sigma_w_per_k * warm_k,
-            FLOW_DOUBT_PU * leak.w_per_k * warm_k,
+            leak.sigma_w_per_k * leak_w / max(leak.w_per_k, 1e-9),
+            FLOW_DOUBT_PU * leak_w,
             AIR_SPREAD_PU * air_w,
+            LOOP_SPREAD_PU * loop_w,
         )
-        return pump_w + leak.w_per_k * warm_k + air_w, float(np.sqrt(sum(x * x for x in parts)))
+        return pump_w + leak_w + air_w + loop_w, float(np.sqrt(sum(x * x for x in parts)))
+
+    def _parts_w(self, to_pu: float) -> tuple[float, float, float, float]:
+        """Return the power of pumps, the additional one of leakage and for air, and that of the loop, W.
+
+        What pumps and GPUs draw warms the coolant, and what hoses give to the hall does not.
+        """
+        slower = float(np.sqrt(to_pu / self.share_pu))
+        pump_w = self.pump_w * slower**3
+        film = float(film_of(self.flow_pu * slower).mean() / film_of(self.flow_pu).mean())
+        leak_w = self.balance.leak.w_per_k * self.rise_k * (film - 1.0)
+        hose_w = self.balance.racks * HOSE_W_PER_K * self.return_k * (1.0 / slower - 1.0)
+        air_w = AIR_W_PER_W * hose_w + HALL_W_PER_W * (1.0 - SHAFT_PU) * (pump_w - self.pump_w)
+        heat_w = SHAFT_PU * (pump_w - self.pump_w) + leak_w - hose_w
+        return pump_w, leak_w, air_w, self.balance.slowed(slower, heat_w).loop_w(self.balance.now_c)
 
 
 def note_own(view: View, out: Memory) -> None:
@@ -184,7 +201,8 @@ def pumps_of(
     rise_k = float(memory["loop_temp_c"][i] - memory["loop_coldest_c"][i])
     return_k = float(np.mean(memory["rack_rise_k"][racks])) if len(racks) else np.nan
     inner_pa = CDU_INNER_DROP_PA * (lpm / design.cdu_flow_lpm[cdus]) ** 2
-    pump_w = float(((across_pa + inner_pa) * lpm).sum()) / LITERS_PER_M3_MIN / PUMP_EFFICIENCY_PU
+    moved_w = float(((across_pa + inner_pa) * lpm).sum()) / LITERS_PER_M3_MIN
+    pump_w = (1.0 + CHURN_PU) * moved_w / PUMP_EFFICIENCY_PU
     # As it is and not as it is set, so that advice that nobody follows goes no further than its first step
     share_pu = float(np.mean(across_pa / memory["own_pa"][cdus]))
     if not np.isfinite(pump_w + share_pu + rise_k + return_k + flow_pu.sum()) or not share_pu > 0.0:

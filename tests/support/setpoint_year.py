@@ -1,10 +1,12 @@
-"""A year of `cooling_setpoint` on a simulated site, beside fixed set points and two rules.
+"""A year of `cooling_setpoint` on a simulated site, beside fixed set points and three rules.
 
-The plant's parameters are hidden, the jobs drawn; all arms live through the same weather and work. The greedy
-rule goes as warm as the hottest GPU and the racks' guards allow, by true temperatures. The other one is the
-rule that SustainDC publishes, "trim and respond" (its utils/trim_and_respond.py): half a kelvin warmer after
-five quarters of an hour within the limit, half a kelvin colder in each beyond it. There it watches the air of
-a room; here it watches what the greedy rule does.
+The plant's parameters are hidden, the jobs drawn; all arms live through the same weather and work. The
+greedy rule goes as warm as the hottest GPU and the racks' guards allow, by true temperatures, half a kelvin
+below the guard of the supply. No operator knows these. The same rule by readings keeps as far below that
+guard as the policy's probability asks for, given how far coolant was read above its set point. The last one
+is the rule that SustainDC publishes, "trim and respond" (its utils/trim_and_respond.py): half a kelvin warmer
+after five quarters of an hour within the limit, half a kelvin colder in each beyond it. There it watches the
+air of a room; here it watches what the greedy rule does.
 """
 
 from __future__ import annotations
@@ -13,19 +15,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from models.persistence import Persistence
 from policies import REGISTRY
+from policies.cooling_setpoint.margins import SPREAD_S, SUPPLY_K
 from tests.support.builders import site_of
 from tests.support.year_weather import days_of, read_year
 from twin.catalogue import F64, Bool, ConfigError
 from twin.cli.traces import trace_root
 from twin.engine import Engine
 from twin.plant import Plant, Scenario, Sensors
-from twin.plant.sensors import Periods
+from twin.plant.sensors import BMS_TEMP_K, Periods
 from twin.plant.weather import DAY_S, Weather
 from twin.run import Report
 from twin.simulation import Simulation
@@ -37,21 +41,23 @@ PLANT_STEP_S = 4.0
 WARM_DAYS = 1  # at the beginning, of which nothing counts: the policy watches a day before it trusts it
 DECIDE_S, GREEDY_K = 600.0, 2.0  # of the greedy rule: how often, and how far below a guard it stays
 TRIM_S, TRIM_K, TRIM_AFTER = 900.0, 0.5, 5  # of SustainDC's rule: its sample, its step, samples before a trim
-FIXED, GREEDY, TRIM = "fixed", "greedy", "trim_and_respond"
+FIXED, GREEDY, MEASURED, TRIM = "fixed", "greedy", "greedy_by_readings", "trim_and_respond"
+PROBABILITY = 1e-3  # that the rule by readings passes the guard of the supply
 SUPPLY_ONLY = "supply_only"  # the policy beside pumps whose pressure is never moved
-ARMS = (FIXED, GREEDY, TRIM, SUPPLY_ONLY, NAME)
+ARMS = (FIXED, GREEDY, MEASURED, TRIM, SUPPLY_ONLY, NAME)
 # Of the table that `result_of` makes
 HEADS = (
     "loop", "climate", "plants", "cooling, kWh", "liquid, kWh", "saved, kWh", "of cooling",
-    "by pumps, kWh", "of liquid", "below greedy", "below trim", "expected/saved", "account/saved",
-    "hot GPU-hours", "greedy's", "hottest, C", "mean set, C", "greedy's, C",
+    "by pumps, kWh", "of liquid", "below greedy", "by readings", "below trim", "expected/saved",
+    "account/saved", "hot GPU-hours", "greedy's", "warm rack-hours", "greedy's", "by readings", "hottest, C",
+    "mean set, C", "greedy's, C",
 )  # fmt: skip
 LEGEND = (
     "cooling: pumps, fans, chillers, air handlers with the BMS's fixed set points; liquid: without air "
     "handlers. saved: of all power of racks and cooling, leakage included. by pumps: of it, by their "
-    "pressure. trim: SustainDC's rule, trim and respond. Goals: 10 % of cooling saved, below greedy, "
-    "expected within 10 % of saved, at most 0.001 of "
-    "GPU-hours hot."
+    "pressure. by readings: the greedy rule by readings, with the policy's probability. trim: "
+    "SustainDC's rule, trim and respond. warm: beyond the guard of the supply. Goals: 10 % of cooling "
+    "saved, below greedy, expected within 10 % of saved, at most 0.001 of GPU-hours hot."
 )
 # Weather file of each climate; all of typical years (TMYx) as collected in SustainDC
 CLIMATES = {
@@ -89,7 +95,8 @@ class SetpointYear:
 class YearOutcome:
     """Energies in kWh over the sampled days; `expected_kwh` and `saved_kwh` by the policy's own account.
 
-    `hot_pu` is the share of GPU-hours in which a GPU passed its guard.
+    `hot_pu` is the share of GPU-hours in which a GPU passed its guard, `warm_pu` that of rack-hours in which
+    the supply did.
     """
 
     climate: str
@@ -102,6 +109,7 @@ class YearOutcome:
     expected_kwh: float
     saved_kwh: float
     hot_pu: float
+    warm_pu: float
     hottest_c: float
     mean_c: float
     moves: int
@@ -112,11 +120,13 @@ class _Meter:
 
     def __init__(self, plant: Plant) -> None:
         self.plant, limit = plant, plant.site.limits["gpu.temp_c"]
-        self.guard_c = limit.guard
+        self.guard_c, self.supply_c = limit.guard, plant.site.limits["rack.supply_temp_c"].guard
         self.total_j = self.cooling_j = self.loop_j = self.set_j = 0.0
         self.hottest_c, self.hot_hours, self.hours = -np.inf, 0, 0
+        self.warm_hours = self.rack_hours = 0
         self.moves, self._last_c = 0, float(plant.truth.cdu_setpoint_c[0])
         self.hot: Bool = np.zeros(len(self.guard_c), np.bool_)
+        self.warm: Bool = np.zeros(len(self.supply_c), np.bool_)
 
     def count(self, dt_s: float) -> None:
         """Count a step that has just passed."""
@@ -129,10 +139,13 @@ class _Meter:
         self._last_c = float(t.cdu_setpoint_c[0])
         self.hottest_c = max(self.hottest_c, float(t.gpu_temp_c.max()))
         self.hot |= t.gpu_temp_c > self.guard_c
+        self.warm |= t.rack_supply_c > self.supply_c
         if t.time_s % 3600.0 < dt_s:
             self.hot_hours += int(self.hot.sum())
             self.hours += len(self.hot)
-            self.hot[:] = False
+            self.warm_hours += int(self.warm.sum())
+            self.rack_hours += len(self.warm)
+            self.hot[:] = self.warm[:] = False
 
 
 def years_of(
@@ -166,7 +179,7 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
     plant.step_max_s = PLANT_STEP_S
     meter, begun = _Meter(plant), (0.0, 0.0)
     simulation: Simulation | None = None
-    rule = Trim() if year.arm == TRIM else None
+    rule = Trim() if year.arm == TRIM else Measured(year.seed) if year.arm == MEASURED else None
     if year.arm in (NAME, SUPPLY_ONLY):
         forecasts = Persistence(horizons_s=(600.0, 3600.0))
         engine = Engine(site, [REGISTRY[NAME]()], [forecasts], {NAME: "act"})
@@ -198,6 +211,7 @@ def live_through(year: SetpointYear, report: Report) -> YearOutcome:
         expected_kwh=expected / 3.6e6,
         saved_kwh=saved / 3.6e6,
         hot_pu=meter.hot_hours / max(meter.hours, 1),
+        warm_pu=meter.warm_hours / max(meter.rack_hours, 1),
         hottest_c=meter.hottest_c,
         mean_c=meter.set_j / (span_s - WARM_DAYS * DAY_S),
         moves=meter.moves,
@@ -224,6 +238,34 @@ def room_k(plant: Plant) -> float:
     room = min(room, float((limits["rack.return_temp_c"].guard - t.rack_return_c).min()) - GREEDY_K)
     most_c = float(limits["rack.supply_temp_c"].guard.min()) - 0.5
     return min(room, most_c - float(t.cdu_supply_c.max()))
+
+
+class Measured:
+    """The greedy rule by what a building reads, as far from the guard as a probability asks for."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.wait_s, self.over_k2 = np.random.default_rng([seed, 7]), 0.0, SUPPLY_K**2
+
+    def step(self, plant: Plant, dt_s: float) -> None:
+        """Before a step of the plant."""
+        t, limits = plant.truth, plant.site.limits
+        supply_c, return_c = (
+            x + BMS_TEMP_K * self.rng.standard_normal(len(x)) for x in (t.rack_supply_c, t.rack_return_c)
+        )
+        gpu_c = np.rint(t.gpu_temp_c)
+        self.wait_s -= dt_s
+        off_k = float(supply_c.max()) - float(t.cdu_setpoint_c[0])
+        if self.wait_s <= DECIDE_S / 2.0:  # its own move has passed by then
+            self.over_k2 += -np.expm1(-dt_s / SPREAD_S) * (off_k**2 - self.over_k2)
+        if self.wait_s > 0.0:
+            return
+        self.wait_s += DECIDE_S
+        room = float((limits["gpu.temp_c"].guard - gpu_c).min()) - GREEDY_K
+        room = min(room, float((limits["rack.return_temp_c"].guard - return_c).min()) - GREEDY_K)
+        room_c = float(t.cdu_supply_c.max()) + room
+        z = NormalDist().inv_cdf(1.0 - PROBABILITY)
+        most_c = float(limits["rack.supply_temp_c"].guard.min()) - z * float(np.sqrt(self.over_k2))
+        _move(plant, min(room_c, most_c) - float(t.cdu_setpoint_c[0]), DECIDE_S, t.cdu_setpoint_c)
 
 
 class Trim:
@@ -268,8 +310,11 @@ def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, An
     def of(arm: str, key: str) -> float:
         return sum(float(x[key]) for x in some if x["arm"] == arm)
 
-    saved, greedy, trim, pumps = (
-        of(arm, "total_kwh") - of(NAME, "total_kwh") for arm in (FIXED, GREEDY, TRIM, SUPPLY_ONLY)
+    saved, greedy, measured, trim, pumps = (
+        of(arm, "total_kwh") - of(NAME, "total_kwh") for arm in (FIXED, GREEDY, MEASURED, TRIM, SUPPLY_ONLY)
+    )
+    warm, greedy_warm, measured_warm = (
+        max(float(x["warm_pu"]) for x in some if x["arm"] == arm) for arm in (NAME, GREEDY, MEASURED)
     )
     mine = [x for x in some if x["arm"] == NAME]
     return {
@@ -283,11 +328,15 @@ def _row(place: tuple[str, str], some: Sequence[dict[str, Any]]) -> dict[str, An
         "pumps_kwh": pumps,
         "saved_liquid_pu": saved / max(of(FIXED, "loop_kwh"), 1e-9),
         "below_greedy_kwh": greedy,
+        "below_measured_kwh": measured,
         "below_trim_kwh": trim,
         "expected_over_saved": of(NAME, "expected_kwh") / saved if saved else None,
         "account_over_saved": of(NAME, "saved_kwh") / saved if saved else None,
         "hot_pu": max(float(x["hot_pu"]) for x in mine),
         "greedy_hot_pu": max(float(x["hot_pu"]) for x in some if x["arm"] == GREEDY),
+        "warm_pu": warm,
+        "greedy_warm_pu": greedy_warm,
+        "measured_warm_pu": measured_warm,
         "hottest_c": max(float(x["hottest_c"]) for x in mine),
         "mean_c": sum(float(x["mean_c"]) for x in mine) / len(mine),
         "greedy_c": of(GREEDY, "mean_c") / len(mine),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -279,6 +280,25 @@ def test_a_ceiling_is_the_guard_less_the_rise_and_what_is_not_known_of_it() -> N
     assert found.gpu.tolist() == [-1, 11, -1, -1, -1]
     assert found.rack.tolist() == [0, -1, 2, 3, -1]
     assert found.doubted.tolist() == [*[True] * GPUS, *[False] * 8], "nothing was heard of any"
+
+
+@pytest.mark.parametrize("accused", [False, True])
+def test_a_gpu_whose_power_is_doubted_counts_with_the_most_and_no_better_plate_than_usual(
+    monkeypatch: pytest.MonkeyPatch, accused: bool
+) -> None:
+    """All of rack 2 draw 700 W at most; the plate of one seems good, as its power reads too high."""
+    look = Look({"rack.flow_lpm": NOMINAL_LPM})
+    view = with_forecast(look, ("rack.power_w", 900.0, 10e3, 10e3))
+    look.memory["rack_peak_w"][:], look.memory["peak_w"][:], look.memory["power_w"][:] = 10e3, 700.0, 700.0
+    rack_2 = slice(8, 16)
+    look.memory["s_py"][rack_2], look.memory["s_pp"][rack_2] = 1e12 * 0.04, 1e12
+    look.memory["s_py"][11] = 1e12 * 0.02
+    fault = SimpleNamespace(table="gpu", signal="power_w", kind="sensor_biased", entity=11)
+    monkeypatch.setattr(type(view), "faults", lambda self: [fault] if accused else [])
+    found = ceilings(view, look.memory, look.section, 1e-3, 3600.0)
+    assert (found.gpu[1] == 11) == accused
+    if accused:
+        assert 82.0 - 0.04 * MOST_W - 3.0 < found.supply_c[1] < 82.0 - 0.04 * MOST_W
 
 
 @pytest.mark.parametrize("dt_s", [10.0, 60.0])

@@ -424,36 +424,6 @@ def test_a_set_point_that_a_daemon_left_is_not_taken_for_the_bms_s_own() -> None
     assert float(sim.engine.memory[NAME]["base_c"][0]) == 32.0
 
 
-@pytest.mark.parametrize(
-    ("base_c", "requested_c", "now_c", "expected_c"),
-    [
-        (30.0, 31.0, 31.0, 30.0),  # of a lease that lapsed, however small its step was
-        (30.0, 30.2, 30.2, 30.0),
-        (30.0, 31.0, 30.5, 30.5),  # people or the BMS moved it since
-        (30.0, np.nan, 31.0, 31.0),
-        (30.0, 29.0, 29.0, 29.0),  # colder: nothing is lost
-        (np.nan, 32.5, 32.5, 32.5),
-        (np.nan, 35.0, 35.0, 32.0),
-    ],
-)
-def test_a_step_that_was_left_by_a_lapse_does_not_raise_the_bms_s_own_set_point(
-    base_c: float, requested_c: float, now_c: float, expected_c: float
-) -> None:
-    value = {"cdu.supply_temp_request_c": requested_c, "cdu.supply_temp_setpoint_c": now_c}
-    none = np.zeros(0)
-    view: Any = SimpleNamespace(
-        value=lambda key: np.array([value.get(key, np.nan)]) if key.startswith("cdu.") else none,
-        believed=lambda key: np.array([value.get(key, np.nan)]) if key.startswith("cdu.") else none,
-        quality=lambda key: np.array([GOOD]) if key.startswith("cdu.") else none,
-        lately_good=lambda key: np.array([True]),
-        envelope=lambda control: SimpleNamespace(safe=np.array([32.0])),
-        site=SimpleNamespace(cdu_of_rack=np.zeros(0, np.int32)),
-    )
-    out = {"want_c": np.array([np.nan]), "base_c": np.array([base_c])}
-    CoolingSetpoint._note_base(view, out)
-    assert out["base_c"].tolist() == [expected_c]
-
-
 @pytest.mark.long
 def test_it_only_advises_a_first_step_while_nobody_obeys() -> None:
     sim = simulated(plant_of(lab(), 18.0), authority="advise")
@@ -523,24 +493,39 @@ def held_pa(sim: Simulation) -> float:
     return float(sim.plant.truth.cdu_drop_set_pa[0])
 
 
-@pytest.mark.parametrize("signal", ["return_temp_c", "supply_temp_c"])
-def test_a_doubted_sensor_of_a_rack_holds_the_water(
-    settled: Simulation, monkeypatch: pytest.MonkeyPatch, signal: str
+@pytest.mark.parametrize(
+    ("kind", "table", "signal", "holds"),
+    [
+        ("sensor_biased", "rack", "return_temp_c", "hold"),
+        ("sensor_biased", "rack", "supply_temp_c", "hold"),
+        ("sensor_spiking", "rack", "supply_temp_c", "hold"),
+        ("sensor_spiking", "rack", "return_temp_c", ""),  # power and flow tell it
+        ("sensor_biased", "gpu", "temp_c", "hold"),
+        ("sensor_biased", "gpu", "power_w", ""),  # it counts with the most that it may draw
+    ],
+)
+def test_a_doubted_sensor_holds_the_water_unless_its_margin_is_known_without_it(
+    settled: Simulation, monkeypatch: pytest.MonkeyPatch, kind: str, table: str, signal: str, holds: str
 ) -> None:
     """The rise was learned from a return that read 8 K low for hours: it is half of the true one."""
     view, groups = settled.engine.view(), groups_of(settled.site)
     found = ceilings(view, settled.engine.memory[NAME], section_of(settled.site, groups), 1e-3, 3600.0)
-    fault = SimpleNamespace(table="rack", signal=signal, kind="sensor_biased", entity=0)
+    fault = SimpleNamespace(table=table, signal=signal, kind=kind, entity=0)
     monkeypatch.setattr(type(view), "faults", lambda self: [fault])
     (obstacle,) = obstacles_of(view, groups, found)
-    assert (obstacle.kind, f"rack.{signal}" in obstacle.text) == ("hold", True)
+    assert (obstacle.kind, f"{table}.{signal}" in obstacle.text) == (holds, bool(holds))
 
 
-@pytest.mark.parametrize(("power_w", "rise_k"), [(200.0, 0.3), (0.0, 0.3), (30_000.0, -0.3)])
-def test_a_rack_without_heat_teaches_no_rise(
-    settled: Simulation, monkeypatch: pytest.MonkeyPatch, power_w: float, rise_k: float
+@pytest.mark.parametrize(
+    ("power_w", "rise_k", "jumps"),
+    [(200.0, 0.3, False), (0.0, 0.3, False), (30_000.0, -0.3, False), (30_000.0, 9.0, True)],
+)
+def test_a_rack_without_heat_or_with_a_return_that_jumps_teaches_no_rise(
+    settled: Simulation, monkeypatch: pytest.MonkeyPatch, power_w: float, rise_k: float, jumps: bool
 ) -> None:
     """Its thermometers are 0.3 K apart, which at full power would be 58 K."""
+    fault = SimpleNamespace(table="rack", signal="return_temp_c", kind="sensor_spiking", entity=0)
+    monkeypatch.setattr(type(settled.engine.view()), "faults", lambda self: [fault] if jumps else [])
     view, section = settled.engine.view(), section_of(settled.site, groups_of(settled.site))
     told, supply_c = view.believed, view.believed("rack.supply_temp_c")
     changed = {"rack.power_w": np.full_like(supply_c, power_w), "rack.return_temp_c": supply_c + rise_k}
@@ -556,11 +541,16 @@ def test_a_rack_without_heat_teaches_no_rise(
     assert (out["rack_s_w"] == 0.0).all()
 
 
-def test_a_return_that_was_never_heard_counts_as_the_heat_balance_has_it(
-    settled: Simulation, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("jumps", [False, True])
+def test_a_return_that_was_never_heard_or_jumps_counts_as_the_heat_balance_has_it(
+    settled: Simulation, monkeypatch: pytest.MonkeyPatch, jumps: bool
 ) -> None:
     view, memory = settled.engine.view(), dict(settled.engine.memory[NAME])
     memory |= {"rack_s_k": np.zeros(1), "rack_s_w": np.zeros(1), "rack_rise_k": np.full(1, np.nan)}
+    if jumps:
+        memory |= {"rack_s_k": np.ones(1), "rack_s_w": np.full(1, 1e6), "rack_rise_k": np.full(1, 40.0)}
+        fault = SimpleNamespace(table="rack", signal="return_temp_c", kind="sensor_spiking", entity=0)
+        monkeypatch.setattr(type(view), "faults", lambda self: [fault])
     section = section_of(settled.site, groups_of(settled.site))
     # Water carries 69 W per l/min and kelvin
     rise_k = memory["rack_peak_w"] / (69.0 * view.believed("rack.flow_lpm"))

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--racks", type=int, default=512, metavar="N", help="of each plant (healthy: 512)")
     parser.add_argument("--hours", type=float, default=1.0, metavar="N", help="of each plant (healthy: 1)")
     parser.add_argument("--tick", type=int, default=1, choices=(1, 2, 5, 10), help="in s (healthy: 1)")
+    parser.add_argument("--offset", type=int, default=0, metavar="N", help="of the seeds (setpoint: 0)")
     parser.add_argument("--days", type=int, default=8, metavar="N", help="of the year (setpoint: 8)")
     parser.add_argument("--climates", metavar="NAME,..", help="of the years (default: all three)")
     parser.add_argument("--draw", choices=tuple(DRAWS), default="develop",
@@ -97,14 +98,13 @@ def _setpoint(args: argparse.Namespace, out: Console, err: Console) -> int:
     loops = chosen("--loops", args.loops, {name: name for name in LOOPS}, LOOPS[:1])
     known = {name: name for name in setpoint_year.CLIMATES}
     climates = chosen("--climates", args.climates, known, known)
-    plants, days = (
-        int(number_in("--plants", args.plants, 1, 100)),
-        int(number_in("--days", args.days, 1, 365)),
-    )
+    plants = int(number_in("--plants", args.plants, 1, 100))
+    days = int(number_in("--days", args.days, 1, 365))
     jobs = int(number_in("--jobs", args.jobs or os.cpu_count() or 1, 1, MOST_JOBS))
     begun = time.monotonic()
     with ProgressBar(err, "years of set points") as bar:
-        years = setpoint_year.years_of(DRAWS[args.draw].first_seed, (loops, climates), plants, days)
+        seed = DRAWS[args.draw].first_seed + args.offset
+        years = setpoint_year.years_of(seed, (loops, climates), plants, days)
         outcomes = [asdict(x) for x in Pool(setpoint_year.live_through, jobs, bar.move).results(years)]
     return print_result(setpoint_year.result_of(outcomes, args.draw), begun, args, out, _say_setpoint)
 
