@@ -456,8 +456,11 @@ class Recurring(EntityState):
         since_ns = usual.last_ns[cycles.index] if stream.lifetime else cycles.first_ns
         over = (whole <= 0.0) | (self.now_ns - since_ns >= LONGEST_NS)
         strong = score >= STILL
-        some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
-        if np.count_nonzero(strong) > _many(usual.n_reporting) or some > stream.most(usual.n_reporting):
+        some = (score > 0.0) & (cycles.count > 1)
+        most, most_some = _many(usual.n_reporting), stream.most(usual.n_reporting)
+        if self._spread(stream, cycles.index[strong], most) or self._spread(
+            stream, cycles.index[some], most_some
+        ):
             over[:] = True
         elif strong.any():
             node = self.node_of(stream.table, cycles.index)
@@ -467,6 +470,20 @@ class Recurring(EntityState):
         if over.any():
             usual.count(cycles.index[over], cycles.count[over])
             cycles.keep(~over)
+
+    def _spread(self, stream: Stream, index: I32, most: float) -> bool:
+        """Return True if more than `most` of these devices have trouble, beyond what one node has.
+
+        Where most devices of a node have it, what they share is to blame, such as its baseboard: they count
+        once.
+        """
+        if len(index) <= most:
+            return False
+        everyone = self.node_of(stream.table, np.arange(self.site.sizes[stream.table], dtype=np.int32))
+        node = self.node_of(stream.table, index)
+        whole, many = (np.bincount(x[x >= 0], minlength=self.site.sizes["node"]) for x in (everyone, node))
+        own = int(np.where(2 * many > whole, many - 1, 0).max(initial=0))
+        return len(index) - own > most
 
     def _weigh(self) -> None:
         """Weigh the evidence against each node: per family, by the device and kind with most of it."""
