@@ -331,7 +331,8 @@ class Lemons(EntityState):
     def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
         """Note the nodes that others than racktwin took out of service without known evidence."""
         signal, owner = find_signal("node.service_level_state"), find_signal("node.service_owner_state")
-        assert signal is not None and owner is not None
+        assert signal is not None
+        assert owner is not None
         value = now.state.tables["node"].value
         level = value[signal.row]
         with np.errstate(invalid="ignore"):
