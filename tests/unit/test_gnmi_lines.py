@@ -52,6 +52,19 @@ def test_counters_of_ports_are_their_switchs_and_optics_their_links(site: Site) 
     assert first["link", link[1], "up_state"] == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "state"), [("UP", 0), ("NOT_PRESENT", 1), ("DORMANT", 1), ("TESTING", 1), ("UNKNOWN", None)]
+)
+def test_every_state_of_a_port_that_passes_no_packets_is_down(
+    site: Site, status: str, state: int | None
+) -> None:
+    own = mapping_of({"names": {"leaf1:swp[1-18]": "lab/h/r1/node[0-17]/rail0"}})
+    decoder = LineDecoder(site, type(own)(rules=load_map("gnmi")[0].rules, names=own.names), "gnmi.yaml")
+    found = read(decoder, f'interface_state,source=leaf1,name=swp2 oper_status="{status}" {T}\n')
+    assert list(found.values()) == [state]
+    assert not decoder.faults.take()
+
+
 def read(decoder: LineDecoder, lines: str) -> dict[tuple[str, int, str], float]:
     """Cells of one message."""
     items = decoder.decode(Message(T, "telegraf/leaf1/gnmi", lines.encode()))
