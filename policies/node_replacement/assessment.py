@@ -166,9 +166,9 @@ def assess(
     resumed = (resumed_ns > 0) & (now_ns - resumed_ns >= round(RESUMED_S * NS))
     conditions = Conditions(
         bad=bad,
-        quiet=(quiet_ns > 0) & (now_ns - quiet_ns >= round(QUIET_S * NS)),
+        quiet=(quiet_ns > 0) & (now_ns - quiet_ns >= round(QUIET_S * NS)) & ~owner.under_maintenance,
         confirmed=confirmed,
-        allowed=may.allowed & ~waits & ~later,
+        allowed=may.allowed & ~waits & ~later & ~owner.under_maintenance,
         option=option,
         busy=stakes.busy,
         level=level,

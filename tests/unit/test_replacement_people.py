@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from policies.node_replacement.phases import QUIET_S, REST_S
@@ -54,6 +55,27 @@ def test_where_people_work_nothing_is_begun() -> None:
     twin.wait(600, ev.MaintenanceBegun(id="m", author="ada", table="node", names=(NODE0,), until_ns=until,
                                        reason="dimm"))  # fmt: skip
     assert not twin.commanded
+
+
+@pytest.mark.parametrize("still_bad", [True, False])
+def test_a_cordoned_node_that_people_work_on_is_racktwins_again_afterwards(still_bad: bool) -> None:
+    twin = Replacing({"a": EIGHT})
+    twin.owner, twin.evicts = np.ones(twin.n), False
+    twin.bad(0)
+    twin.wait(120)
+    assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
+    before = len(twin.commanded)
+    twin.wait(1740, ev.MaintenanceBegun(id="m", author="ada", table="node", names=(NODE0,),
+                                        until_ns=twin.now_ns + 1800 * NS, reason="dimm"), dt_s=30.0)  # fmt: skip
+    assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
+    assert len(twin.commanded) == before
+    if not still_bad:
+        twin.well()
+    twin.wait(2 * QUIET_S, dt_s=30.0)
+    assert twin.level[0] == (1.0 if still_bad else 0.0)
+    twin.well()
+    twin.wait(2 * QUIET_S, dt_s=30.0)
+    assert (twin.phase(), twin.level[0]) == ("in_service", 0.0)
 
 
 def test_a_request_to_stay_in_service_outranks() -> None:
