@@ -65,8 +65,9 @@ def test_a_cordoned_node_that_people_work_on_is_racktwins_again_afterwards(still
     twin.wait(120)
     assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
     before = len(twin.commanded)
+    until_ns = twin.now_ns + 1800 * NS
     twin.wait(1740, ev.MaintenanceBegun(id="m", author="ada", table="node", names=(NODE0,),
-                                        until_ns=twin.now_ns + 1800 * NS, reason="dimm"), dt_s=30.0)  # fmt: skip
+                                        until_ns=until_ns, reason="dimm"), dt_s=30.0)  # fmt: skip
     assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
     assert len(twin.commanded) == before
     if not still_bad:

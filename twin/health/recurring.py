@@ -350,16 +350,20 @@ class Recurring(EntityState):
 
     def _work(self, now: HealthContext) -> None:
         """Restart the history of devices under maintenance, and of their nodes: the trouble before it may be
-        cured.
+        cured. Sleep cures nothing: the history of what sleeps stands still.
         """
         for s in STREAMS:
-            if (work := now.under_work(s.table)) is None:
+            if (covered := now.under_work(s.table)) is None:
                 continue
-            node = self.node_of(s.table, np.flatnonzero(work).astype(np.int32))
+            node = self.node_of(s.table, np.flatnonzero(covered).astype(np.int32))
             self.free_ns[node[node >= 0]] = self.now_ns + SETTLE_NS
-            cycles = self.cycles[s.key]
+            usual, cycles = self.usual[s.key], self.cycles[s.key]
+            usual.since_ns[covered & (usual.since_ns > 0)] += self._since_ns
             if len(cycles.index):
-                cycles.keep(~work[cycles.index])
+                later_ns = np.minimum(cycles.first_ns + self._since_ns, self.now_ns)
+                cycles.first_ns = np.where(covered[cycles.index], later_ns, cycles.first_ns)
+                if (work := now.under_work(s.table, asleep=False)) is not None:
+                    cycles.keep(~work[cycles.index])
 
     def _pause(self, out: Bool) -> None:
         """Pause the observation of a node that is out; its recurrences stay in force until it returns."""
