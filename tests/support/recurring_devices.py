@@ -61,7 +61,7 @@ class Watched:
         life: Mapping[str, np.ndarray] | None = None,
         grown: tuple[float, float] = (1.0, 10.0),
     ) -> None:
-        """A look so long after the first: who has trouble anew, who else is silent, who is worked at or asleep.
+        """A look so long after the first: who has trouble anew, who else is silent, worked at or asleep.
 
         `life`: counters as devices have them [n], zero without; `grown`: by how much those with trouble grew,
         and in how many seconds.
