@@ -107,7 +107,8 @@ def _stale(s: Conditions) -> Bool:
 
 
 def _resting(s: Conditions) -> Bool:
-    """Return True before the deadline of a failed drain, which must not be retried earlier."""
+    """Return True before the deadline of a failed drain, which must not be retried earlier, and of a
+    suspect's probation."""
     out: Bool = s.timed & ~s.expired
     return out
 
@@ -152,7 +153,7 @@ RULES: tuple[PhaseRule, ...] = (
     # Out
     PhaseRule(IN_SERVICE, SUSPECT, lambda s: s.bad & ~s.theirs, "there is evidence against it"),
     PhaseRule(PROBATION, SUSPECT, lambda s: s.bad & ~s.theirs, "there is new evidence against it"),
-    PhaseRule(SUSPECT, IN_SERVICE, lambda s: s.quiet, "the evidence against it is gone"),
+    PhaseRule(SUSPECT, IN_SERVICE, lambda s: s.quiet & ~_resting(s), "the evidence against it is gone"),
     PhaseRule(SUSPECT, DRAINING, _drains, "draining it now costs least"),
     PhaseRule(SUSPECT, SAVING, _saves, "draining it once its job has saved costs least"),
     PhaseRule(
@@ -220,6 +221,12 @@ RULES: tuple[PhaseRule, ...] = (
         RMA, PROBATION, lambda s: s.replaced & ~s.has_test, "it was replaced, and this site has no test"
     ),
     PhaseRule(PROBATION, IN_SERVICE, lambda s: s.expired, "it stayed healthy for its probation"),
+    PhaseRule(
+        SUSPECT,
+        PROBATION,
+        lambda s: s.quiet & _resting(s),
+        "the evidence against it is gone, and its probation goes on",
+    ),
 )
 
 
