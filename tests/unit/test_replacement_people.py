@@ -79,6 +79,27 @@ def test_a_cordoned_node_that_people_work_on_is_racktwins_again_afterwards(still
     assert (twin.phase(), twin.level[0]) == ("in_service", 0.0)
 
 
+def test_gpus_that_are_counted_in_another_order_are_no_repair() -> None:
+    twin = Replacing()
+    names = [f"{NODE0}/gpu{i}" for i in range(4)]
+
+    def tell(first: int) -> list[ev.IdentityTold]:
+        return [
+            ev.IdentityTold(table="gpu", name=name, serial=f"SN-{i + first}a")
+            for i, name in enumerate(names[: 4 - first])
+        ]
+
+    twin.look(*tell(0))
+    twin.bad(0)
+    twin.wait(120)
+    assert twin.phase() == "out"
+    twin.wait(300, *tell(1))  # the first is off its bus since the node started anew
+    assert twin.engine.intake.serials[f"gpu:{names[3]}"] == ""
+    assert (twin.phase(), twin.level[0] >= 3) == ("out", True)
+    twin.wait(60, ev.IdentityTold(table="gpu", name=names[0], serial="NEW-1"))
+    assert twin.phase() == "probation", "another board is"
+
+
 def test_a_request_to_stay_in_service_outranks() -> None:
     twin = Replacing()
     twin.bad(0)
