@@ -85,7 +85,8 @@ def test_telegrafs_ethtool_tells_of_the_physical_layer(site: Site) -> None:
 def test_telegrafs_nvidia_smi_tells_of_remapped_rows_in_words(site: Site, word: str, state: int) -> None:
     # source: telegraf/plugins/inputs/nvidia_smi/schema_v12/parser.go gives both as text
     decoder = LineDecoder(site, load_map("telegraf")[0], "telegraf")
-    line = f'nvidia_smi,host=lab/h/r1/node1,index=0 remapped_rows_pending="{word}",remapped_rows_failure="{word}" {T}'
+    fields = ",".join(f'remapped_rows_{name}="{word}"' for name in ("pending", "failure"))
+    line = f"nvidia_smi,host=lab/h/r1/node1,index=0 {fields} {T}"
     found = read(decoder, line)
     assert {signal: value for (_, _, signal), value in found.items()} == {
         "row_remap_pending_state": state,
