@@ -203,6 +203,7 @@ def _service_facts(c: Candidates) -> dict[str, Bool]:
         "inconclusive": answered & (book.result[at] == NO_RESULT),
         "repaired": (book.repaired_ns[at] > after) & (after > 0) | replaced,
         "replaced": replaced,
+        "mended": np.maximum(book.repaired_ns[at], book.replaced_ns[at]) > c.column("entered_ns"),
         "needs_repair": c.column("needs_repair") > 0,
         "hopeless": hopeless | (c.column("cause") == LEMON),
         "has_test": np.full(len(at), c.rules.burn_in),

@@ -66,6 +66,7 @@ class Conditions:
     inconclusive: Bool
     repaired: Bool  # reported repaired or exchanged since it was withdrawn
     replaced: Bool  # exchanged since it was withdrawn
+    mended: Bool  # reported repaired or exchanged since it entered this phase
     needs_repair: Bool  # before a test
     hopeless: Bool  # too many failed tests or withdrawals, or a lemon
     has_test: Bool  # the site has a burn-in test
@@ -216,9 +217,12 @@ RULES: tuple[PhaseRule, ...] = (
     PhaseRule(TESTING, PROBATION, lambda s: s.passed, "it passed its test"),
     PhaseRule(TESTING, OUT, lambda s: s.failed, "it failed its test"),
     PhaseRule(TESTING, OUT, lambda s: s.inconclusive | s.expired, "its test gave no result"),
-    PhaseRule(RMA, TESTING, lambda s: s.replaced & s.has_test, "it was replaced"),
+    PhaseRule(RMA, TESTING, lambda s: (s.replaced | s.mended) & s.has_test, "it was replaced or repaired"),
     PhaseRule(
-        RMA, PROBATION, lambda s: s.replaced & ~s.has_test, "it was replaced, and this site has no test"
+        RMA,
+        PROBATION,
+        lambda s: (s.replaced | s.mended) & ~s.has_test,
+        "it was replaced or repaired, and this site has no test",
     ),
     PhaseRule(PROBATION, IN_SERVICE, lambda s: s.expired, "it stayed healthy for its probation"),
     PhaseRule(

@@ -147,6 +147,22 @@ def test_trouble_in_probation_counts_double() -> None:
     assert twin.phase() == "rma"
 
 
+@pytest.mark.parametrize("burn_in", [True, False])
+def test_a_repair_that_is_reported_of_a_node_for_the_vendor_brings_it_back(burn_in: bool) -> None:
+    twin = drained(burn_in=burn_in, offences=1)
+    assert twin.phase() == "rma"
+    twin.well()
+    twin.wait(2400, dt_s=60.0)
+    (asks,) = [f for f in twin.decision.findings if f.id.startswith("replacement/")]
+    assert f"racktwin device repaired {NODE0}" in asks.action
+    twin.wait(60, ev.NodeRepaired(id="r", author="ada", name=NODE0))
+    if burn_in:
+        assert twin.phase() == "testing"
+        twin.tests(0, True)
+        twin.wait(60)
+    assert (twin.phase(), twin.level[0]) == ("probation", 0.0)
+
+
 def test_a_suspicion_that_passes_does_not_end_a_probation() -> None:
     twin = drained()
     twin.well()
