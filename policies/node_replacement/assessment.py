@@ -166,9 +166,9 @@ def assess(
     resumed = (resumed_ns > 0) & (now_ns - resumed_ns >= round(RESUMED_S * NS))
     conditions = Conditions(
         bad=bad,
-        quiet=(quiet_ns > 0) & (now_ns - quiet_ns >= round(QUIET_S * NS)),
+        quiet=(quiet_ns > 0) & (now_ns - quiet_ns >= round(QUIET_S * NS)) & ~owner.under_maintenance,
         confirmed=confirmed,
-        allowed=may.allowed & ~waits & ~later,
+        allowed=may.allowed & ~waits & ~later & ~owner.under_maintenance,
         option=option,
         busy=stakes.busy,
         level=level,
@@ -203,6 +203,7 @@ def _service_facts(c: Candidates) -> dict[str, Bool]:
         "inconclusive": answered & (book.result[at] == NO_RESULT),
         "repaired": (book.repaired_ns[at] > after) & (after > 0) | replaced,
         "replaced": replaced,
+        "mended": np.maximum(book.repaired_ns[at], book.replaced_ns[at]) > c.column("entered_ns"),
         "needs_repair": c.column("needs_repair") > 0,
         "hopeless": hopeless | (c.column("cause") == LEMON),
         "has_test": np.full(len(at), c.rules.burn_in),

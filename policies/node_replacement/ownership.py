@@ -121,5 +121,7 @@ def ownership_of(
     )
     more &= ~(ours & (memory["owner"][at] != BY_OTHERS))
     adopted = marked[at] & ~out[at] & ~under & ~one_of(evidence.cause[at], EXTERNAL_CAUSES)
-    theirs: Bool = out[at] | under | idle & (level >= 1) & ~adopted | more & ~failed_in_use
+    # What a window is about is ours again after it, if we withdrew it before
+    begins = under & ~(one_of(phase, (CORDONED, SAVING)) & (memory["level_reached"][at] > 0))
+    theirs: Bool = out[at] | begins | idle & (level >= 1) & ~adopted | more & ~failed_in_use
     return Ownership(theirs, back[at], out[at], under, adopted)

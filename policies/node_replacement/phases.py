@@ -66,6 +66,7 @@ class Conditions:
     inconclusive: Bool
     repaired: Bool  # reported repaired or exchanged since it was withdrawn
     replaced: Bool  # exchanged since it was withdrawn
+    mended: Bool  # reported repaired or exchanged since it entered this phase
     needs_repair: Bool  # before a test
     hopeless: Bool  # too many failed tests or withdrawals, or a lemon
     has_test: Bool  # the site has a burn-in test
@@ -107,7 +108,8 @@ def _stale(s: Conditions) -> Bool:
 
 
 def _resting(s: Conditions) -> Bool:
-    """Return True before the deadline of a failed drain, which must not be retried earlier."""
+    """Return True before the deadline of a failed drain, which must not be retried earlier, and of a
+    suspect's probation."""
     out: Bool = s.timed & ~s.expired
     return out
 
@@ -152,7 +154,7 @@ RULES: tuple[PhaseRule, ...] = (
     # Out
     PhaseRule(IN_SERVICE, SUSPECT, lambda s: s.bad & ~s.theirs, "there is evidence against it"),
     PhaseRule(PROBATION, SUSPECT, lambda s: s.bad & ~s.theirs, "there is new evidence against it"),
-    PhaseRule(SUSPECT, IN_SERVICE, lambda s: s.quiet, "the evidence against it is gone"),
+    PhaseRule(SUSPECT, IN_SERVICE, lambda s: s.quiet & ~_resting(s), "the evidence against it is gone"),
     PhaseRule(SUSPECT, DRAINING, _drains, "draining it now costs least"),
     PhaseRule(SUSPECT, SAVING, _saves, "draining it once its job has saved costs least"),
     PhaseRule(
@@ -215,11 +217,20 @@ RULES: tuple[PhaseRule, ...] = (
     PhaseRule(TESTING, PROBATION, lambda s: s.passed, "it passed its test"),
     PhaseRule(TESTING, OUT, lambda s: s.failed, "it failed its test"),
     PhaseRule(TESTING, OUT, lambda s: s.inconclusive | s.expired, "its test gave no result"),
-    PhaseRule(RMA, TESTING, lambda s: s.replaced & s.has_test, "it was replaced"),
+    PhaseRule(RMA, TESTING, lambda s: (s.replaced | s.mended) & s.has_test, "it was replaced or repaired"),
     PhaseRule(
-        RMA, PROBATION, lambda s: s.replaced & ~s.has_test, "it was replaced, and this site has no test"
+        RMA,
+        PROBATION,
+        lambda s: (s.replaced | s.mended) & ~s.has_test,
+        "it was replaced or repaired, and this site has no test",
     ),
     PhaseRule(PROBATION, IN_SERVICE, lambda s: s.expired, "it stayed healthy for its probation"),
+    PhaseRule(
+        SUSPECT,
+        PROBATION,
+        lambda s: s.quiet & _resting(s),
+        "the evidence against it is gone, and its probation goes on",
+    ),
 )
 
 

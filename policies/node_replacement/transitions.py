@@ -86,7 +86,9 @@ def apply_transitions(
     memory["phase"][at[moved]] = after[moved]
     memory["rule"][at[moved]] = by[moved] + 1
     memory["entered_ns"][at[moved]] = now_ns
-    memory["deadline_ns"][at[moved]] = 0
+    # A suspicion does not end a probation
+    watched = (before == PROBATION) & (after == SUSPECT) | (before == SUSPECT) & (after == PROBATION)
+    memory["deadline_ns"][at[moved & ~watched]] = 0
     memory["hold"][at] = np.where(a.conditions.bad, a.hold, 0)
     _store_timing(memory, a, now_ns)
 
@@ -283,7 +285,7 @@ def _update_tests(
     memory["deadline_ns"][tested] = now_ns + round(TESTING_S * NS)
     repaired = to(TESTING, RMA)
     memory["offences"][repaired] = memory["failed_tests"][repaired] = memory["test_attempts"][repaired] = 0
-    back = to(PROBATION)
+    back = to(PROBATION, OUT, TESTING, RMA)
     memory["returned_ns"][back] = now_ns
     memory["deadline_ns"][back] = now_ns + round(rules.probation_s * NS)
     memory["needs_repair"][back] = memory["failed_tests"][back] = memory["test_attempts"][back] = 0

@@ -56,11 +56,12 @@ class Watched:
         *,
         hushed: Mapping[str, Collection[int]] | None = None,
         work: Mapping[str, Collection[int]] | None = None,
+        asleep: Mapping[str, Collection[int]] | None = None,
         broken: Collection[int] = (),
         life: Mapping[str, np.ndarray] | None = None,
         grown: tuple[float, float] = (1.0, 10.0),
     ) -> None:
-        """A look so long after the first: who has trouble anew, who else is silent, who is worked at.
+        """A look so long after the first: who has trouble anew, who else is silent, worked at or asleep.
 
         `life`: counters as devices have them [n], zero without; `grown`: by how much those with trouble grew,
         and in how many seconds.
@@ -81,11 +82,13 @@ class Watched:
                 by, in_s = (np.full(len(moved), x) for x in grown)
                 counters[key] = SimpleNamespace(heard=heard, moved=moved, moved_by=by, moved_in_s=in_s)
         rates: Any = SimpleNamespace(counters=counters, spoke=spoke, fell=fell, hushed=silent)
-        at = {t: mask(sizes[t], i) for t, i in (work or {}).items()}
+        worked, off = ({t: mask(sizes[t], i) for t, i in (some or {}).items()} for some in (work, asleep))
         counted = life or {}
         now: Any = SimpleNamespace(
             now_ns=self.begin_ns + round(at_s * NS),
-            under_work=at.get,
+            under_work=lambda table, asleep=True: (
+                off.get(table) if asleep and table in off else worked.get(table)
+            ),
             raw=lambda key: counted.get(key, np.zeros(sizes[key.partition(".")[0]], np.int64)),
         )
         self.recurring.update(now, rates, mask(sizes["node"], broken))

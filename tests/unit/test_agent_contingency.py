@@ -182,7 +182,7 @@ def a_node(store: MemoryStore | None = None, devices: SimulatedDevices | None = 
         "lab/h/r1/node0",
         devices or SimulatedDevices(2),
         store or MemoryStore(),
-        Watch(5, 2),
+        Watch(5, 2, supplies=("psu1",)),
         "boot",
         say=said.append,
         clock=lambda: T0,
@@ -240,6 +240,46 @@ def test_triggers_and_their_evidence() -> None:
     assert watch.inputs({"psu1": False, "psu2": None}) == ["power supply psu1 lost its input"]
     assert watch.present(at(72)) == {"psu_lost": "no input at psu1"}
     assert watch.inputs({"psu1": True, "psu2": None}) == ["power supply psu1 has input"]
+
+
+def test_a_supply_without_input_that_falls_silent_has_none_until_it_is_read_again() -> None:
+    watch = Watch()
+    watch.inputs({"psu1": False, "psu2": True})
+    assert watch.inputs({"psu1": None, "psu2": None}) == [
+        "power supply psu1 cannot be read",
+        "power supply psu2 cannot be read",
+    ]
+    assert watch.present(T0) == {"psu_lost": "no input at psu1"}
+    watch.inputs({"psu1": None, "psu2": None})
+    assert watch.present(T0) == {"psu_lost": "no input at psu1"}
+    watch.inputs({"psu1": True, "psu2": None})
+    assert watch.present(T0) == {}
+
+
+@pytest.mark.parametrize("trigger", ["psu_lost", "broker_gone", "power_brake"])
+def test_what_is_in_force_without_a_plan_stays_over_a_restart_until_its_cause_is_seen_gone(
+    trigger: str,
+) -> None:
+    devices, store = SimulatedDevices(2), MemoryStore()
+    node = a_node(store, devices)
+    node.arm(plan(triggers=(trigger,)), T0)
+    node.watch.inputs({"psu1": trigger != "psu_lost"})
+    node.watch.connected(trigger != "broker_gone", T0)
+    node.watch.clocks(0x80 if trigger == "power_brake" else 0, T0)
+    node.step(at(6))
+    node.arm(None, at(7))
+    again = a_node(store, devices)
+    again.watch.connected(False, at(8))
+    again.step(at(8))
+    assert again.contingency.state == f"active:{trigger}"
+    again.watch.inputs({"psu1": None})
+    again.step(at(9))
+    assert [devices.get(k) for k in (K0, K1)] == [450, 500]
+    again.watch.inputs({"psu1": True})
+    again.watch.connected(True, at(10))
+    again.watch.clocks(0, at(10))
+    again.step(at(10))
+    assert [devices.get(k) for k in (K0, K1)] == [1200, 1200]
 
 
 def test_how_the_input_of_a_power_supply_is_read(tmp_path: Path) -> None:

@@ -307,6 +307,28 @@ def test_tokens_are_made_listed_and_revoked(tmp_path: Path, capsys: pytest.Captu
     assert main(["token", "revoke", "ann", *at]) == 0
     assert [t.name for t in read_tokens(file)] == ["bob"]
     assert main(["token", "revoke", "ann", *at]) == 1
+    assert main(["token", "add", "ann", *at, "-o", str(out)]) == 0, "a token takes the place of one"
+
+
+def test_a_token_is_written_over_no_other_file_and_into_none_without_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, config = tmp_path / "t.yaml", tmp_path / "racktwin.yaml"
+    config.write_text("site: site.yaml\n")
+    at = ("--tokens-file", str(file))
+    assert main(["token", "add", "bob", *at]) == 0
+    before = file.read_bytes()
+    for out, why in (
+        (file, "holds no token"),
+        (config, "holds no token"),
+        (tmp_path / "no" / "x", "No such"),
+    ):
+        assert main(["token", "add", "ann", *at, "-o", str(out)]) == 1
+        said = capsys.readouterr()
+        assert why in said.err
+        assert "rt_" not in said.err.replace("expected one line, rt_", "")
+    assert file.read_bytes() == before
+    assert config.read_text() == "site: site.yaml\n"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,19 @@ def test_counters_of_ports_are_their_switchs_and_optics_their_links(site: Site) 
     assert first["link", link[1], "up_state"] == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "state"), [("UP", 0), ("NOT_PRESENT", 1), ("DORMANT", 1), ("TESTING", 1), ("UNKNOWN", None)]
+)
+def test_every_state_of_a_port_that_passes_no_packets_is_down(
+    site: Site, status: str, state: int | None
+) -> None:
+    own = mapping_of({"names": {"leaf1:swp[1-18]": "lab/h/r1/node[0-17]/rail0"}})
+    decoder = LineDecoder(site, type(own)(rules=load_map("gnmi")[0].rules, names=own.names), "gnmi.yaml")
+    found = read(decoder, f'interface_state,source=leaf1,name=swp2 oper_status="{status}" {T}\n')
+    assert list(found.values()) == [state]
+    assert not decoder.faults.take()
+
+
 def read(decoder: LineDecoder, lines: str) -> dict[tuple[str, int, str], float]:
     """Cells of one message."""
     items = decoder.decode(Message(T, "telegraf/leaf1/gnmi", lines.encode()))
@@ -66,3 +79,17 @@ def test_telegrafs_ethtool_tells_of_the_physical_layer(site: Site) -> None:
     link = site.entity("link", "lab/h/r1/node1/rail0")
     assert again["link", link, "symbol_error_count"] - first["link", link, "symbol_error_count"] == 7
     assert len(first) == 1
+
+
+@pytest.mark.parametrize(("word", "state"), [("No", 0), ("Yes", 1)])
+def test_telegrafs_nvidia_smi_tells_of_remapped_rows_in_words(site: Site, word: str, state: int) -> None:
+    # source: telegraf/plugins/inputs/nvidia_smi/schema_v12/parser.go gives both as text
+    decoder = LineDecoder(site, load_map("telegraf")[0], "telegraf")
+    fields = ",".join(f'remapped_rows_{name}="{word}"' for name in ("pending", "failure"))
+    line = f"nvidia_smi,host=lab/h/r1/node1,index=0 {fields} {T}"
+    found = read(decoder, line)
+    assert {signal: value for (_, _, signal), value in found.items()} == {
+        "row_remap_pending_state": state,
+        "row_remap_failed_state": state,
+    }
+    assert not decoder.faults.take()

@@ -214,6 +214,17 @@ def test_on_a_small_site_what_most_have_is_nobodys_own(nodes: int) -> None:
     assert not together.alarmed
 
 
+@pytest.mark.parametrize("key", [ERRORS, PCIE])
+@pytest.mark.parametrize("nodes", [3, 8, 24])
+def test_a_node_all_of_whose_gpus_have_trouble_is_found_on_a_small_site(nodes: int, key: str) -> None:
+    watch, both = Watched(few(nodes, 8)), Watched(few(nodes, 8))
+    for at_s in (k * 3 * HOUR_S for k in range(8)):
+        watch.look(at_s + HOUR_S, {key: np.arange(8, 16)})
+        both.look(at_s + HOUR_S, {key: np.arange(8, 24)})
+    assert np.flatnonzero(watch.recurring.standing).tolist() == [1]
+    assert not both.alarmed or (nodes, key) == (24, PCIE), "what two of a few have is the site's"
+
+
 def test_a_single_node_may_have_trouble() -> None:
     assert troubled(few(1), ERRORS, 0).recurring.standing.tolist() == [True]
 

@@ -70,6 +70,20 @@ def test_what_came_before_work_may_be_cured_by_it() -> None:
     assert not watch.recurring.score().any()
 
 
+def test_sleep_cures_nothing_and_its_time_does_not_count() -> None:
+    watch, awake = troubled(), troubled()
+    sleeping = {"gpu": [4, 5, 6, 7], "node": [1], "link": []}
+    for hour in range(14, 24):
+        watch.look(hour * HOUR_S, asleep=sleeping)
+    awake.look(14 * HOUR_S)
+    assert watch.recurring.standing[1]
+    assert watch.recurring.score()[1] >= 0.95 * awake.recurring.score()[1]
+    watch.look(24 * HOUR_S, {ERRORS: [7]}, asleep=sleeping)
+    watch.look(24.5 * HOUR_S, {ERRORS: [7]})
+    assert watch.recurring.cycles[ERRORS].count.tolist() == [5], "nothing is counted as it wakes"
+    assert watch.recurring.standing[1]
+
+
 def test_what_recurs_stays_true_of_a_node_that_is_out_and_is_over_when_it_comes_back() -> None:
     """Or the alarm would end as soon as the node is drained, and people would put it back."""
     watch = troubled(linked(), FLAPS)

@@ -199,6 +199,26 @@ def test_unknown_work_is_protected() -> None:
     assert jobs.protected_nodes().tolist() == [False, False, False, False, True, False]
 
 
+def test_a_node_that_jobs_share_is_busy_until_the_last_of_them_ends() -> None:
+    jobs = JobSlots(3, 4)
+    start(jobs, "a", [0, 1], kind="training")
+    start(jobs, "b", [1, 2])
+    start(jobs, "c", [1])
+    end(jobs, "c")
+    assert jobs.job_of_node.tolist() == [0, 1, 1, -1]
+    back = JobSlots(3, 4)
+    back.restore(jobs.dump())
+    moved = jobs.remapped(4, np.arange(4, dtype=np.int32), 1)
+    assert moved.job_of_node.tolist() == [0, 0, -1, -1], "what ends for want of a slot leaves the others"
+    for held in (jobs, back):
+        end(held, "b")
+        assert held.job_of_node.tolist() == [0, 0, -1, -1]
+        start(held, "a", [3])
+        assert held.job_of_node.tolist() == [-1, -1, -1, 0]
+        end(held, "a")
+        assert (held.job_of_node == -1).all()
+
+
 def test_jobs_without_a_slot_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twin.telemetry.jobs.MAX_UNSLOTTED", 2)
     jobs = JobSlots(0, 4)

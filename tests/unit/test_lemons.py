@@ -124,6 +124,16 @@ def test_excluded_counts_only_where_health_saw_nothing(how, why):
     assert stand.signal("excluded").tolist() == [0, 0, 0, float(why == ""), 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("owner", "counts"), [(1.0, 0.0), (2.0, 1.0)])
+def test_what_racktwin_itself_takes_out_is_no_judgement_of_people(owner, counts):
+    stand = Stand()
+    stand.look.put("node.service_level_state", 3.0, 3)
+    stand.look.put("node.service_owner_state", owner, 3)
+    stand.update(60)
+    assert stand.signal("excluded")[3] == counts
+    assert stand.lemons.by_day["incidents"].sum() == counts
+
+
 def test_without_a_source_excluded_is_unknown():
     stand = Stand()
     stand.look.put("node.service_level_state", np.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from policies.node_replacement.phases import QUIET_S, REST_S
@@ -54,6 +55,49 @@ def test_where_people_work_nothing_is_begun() -> None:
     twin.wait(600, ev.MaintenanceBegun(id="m", author="ada", table="node", names=(NODE0,), until_ns=until,
                                        reason="dimm"))  # fmt: skip
     assert not twin.commanded
+
+
+@pytest.mark.parametrize("still_bad", [True, False])
+def test_a_cordoned_node_that_people_work_on_is_racktwins_again_afterwards(still_bad: bool) -> None:
+    twin = Replacing({"a": EIGHT})
+    twin.owner, twin.evicts = np.ones(twin.n), False
+    twin.bad(0)
+    twin.wait(120)
+    assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
+    before = len(twin.commanded)
+    until_ns = twin.now_ns + 1800 * NS
+    twin.wait(1740, ev.MaintenanceBegun(id="m", author="ada", table="node", names=(NODE0,),
+                                        until_ns=until_ns, reason="dimm"), dt_s=30.0)  # fmt: skip
+    assert (twin.phase(), twin.level[0]) == ("cordoned", 1.0)
+    assert len(twin.commanded) == before
+    if not still_bad:
+        twin.well()
+    twin.wait(2 * QUIET_S, dt_s=30.0)
+    assert twin.level[0] == (1.0 if still_bad else 0.0)
+    twin.well()
+    twin.wait(2 * QUIET_S, dt_s=30.0)
+    assert (twin.phase(), twin.level[0]) == ("in_service", 0.0)
+
+
+def test_gpus_that_are_counted_in_another_order_are_no_repair() -> None:
+    twin = Replacing()
+    names = [f"{NODE0}/gpu{i}" for i in range(4)]
+
+    def tell(first: int) -> list[ev.IdentityTold]:
+        return [
+            ev.IdentityTold(table="gpu", name=name, serial=f"SN-{i + first}a")
+            for i, name in enumerate(names[: 4 - first])
+        ]
+
+    twin.look(*tell(0))
+    twin.bad(0)
+    twin.wait(120)
+    assert twin.phase() == "out"
+    twin.wait(300, *tell(1))  # the first is off its bus since the node started anew
+    assert twin.engine.intake.serials[f"gpu:{names[3]}"] == ""
+    assert (twin.phase(), twin.level[0] >= 3) == ("out", True)
+    twin.wait(60, ev.IdentityTold(table="gpu", name=names[0], serial="NEW-1"))
+    assert twin.phase() == "probation", "another board is"
 
 
 def test_a_request_to_stay_in_service_outranks() -> None:

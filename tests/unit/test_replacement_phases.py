@@ -159,7 +159,7 @@ def test_what_is_only_advised_never_counts_as_done(course: list[dict[str, Any]])
     phase = IN_SERVICE
     for told in course:
         if phase != SAVING:  # deadlines begin when something is in force
-            told = told | {"expired": False}
+            told = told | {"expired": False, "timed": False}
         phase = after(phase, **told | {"expired": False, "resumed": False})
         assert phase in (IN_SERVICE, SUSPECT, CORDONED, SAVING, DRAINING)
 

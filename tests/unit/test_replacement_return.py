@@ -8,7 +8,7 @@ import pytest
 from policies.node_replacement import CAUSES
 from policies.node_replacement.assessment import COMMON_CAUSE, NEWLY_S
 from policies.node_replacement.evidence import evidence_of
-from policies.node_replacement.phases import REST_S
+from policies.node_replacement.phases import QUIET_S, REST_S
 from policies.node_replacement.policy import SERVICE
 from tests.support.drained_node import NODE0, WHOLE, drained
 from tests.support.replacement_site import EIGHT, Replacing
@@ -145,6 +145,40 @@ def test_trouble_in_probation_counts_double() -> None:
     twin.wait(200)
     assert twin.memory["offences"][0] == 3
     assert twin.phase() == "rma"
+
+
+@pytest.mark.parametrize("burn_in", [True, False])
+def test_a_repair_that_is_reported_of_a_node_for_the_vendor_brings_it_back(burn_in: bool) -> None:
+    twin = drained(burn_in=burn_in, offences=1)
+    assert twin.phase() == "rma"
+    twin.well()
+    twin.wait(2400, dt_s=60.0)
+    (asks,) = [f for f in twin.decision.findings if f.id.startswith("replacement/")]
+    assert f"racktwin device repaired {NODE0}" in asks.action
+    twin.wait(60, ev.NodeRepaired(id="r", author="ada", name=NODE0))
+    if burn_in:
+        assert twin.phase() == "testing"
+        twin.tests(0, True)
+        twin.wait(60)
+    assert (twin.phase(), twin.level[0]) == ("probation", 0.0)
+
+
+def test_a_suspicion_that_passes_does_not_end_a_probation() -> None:
+    twin = drained()
+    twin.well()
+    twin.wait(300, ev.NodeRepaired(id="r", author="ada", name=NODE0))
+    assert twin.phase() == "probation"
+    ends_ns, returned_ns = (int(twin.memory[name][0]) for name in ("deadline_ns", "returned_ns"))
+    twin.wait(7 * 3600, dt_s=300.0)
+    twin.bad(0)
+    twin.wait(30)
+    assert twin.phase() == "suspect"
+    twin.well()
+    twin.wait(QUIET_S + 60, dt_s=30.0)
+    assert twin.phase() == "probation"
+    assert (int(twin.memory["deadline_ns"][0]), int(twin.memory["returned_ns"][0])) == (ends_ns, returned_ns)
+    twin.wait((ends_ns - twin.now_ns) / NS + 600, dt_s=600.0)
+    assert twin.phase() == "in_service"
 
 
 @pytest.mark.long

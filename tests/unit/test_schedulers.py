@@ -169,6 +169,9 @@ def test_a_node_is_tested_where_nothing_runs_and_it_is_out_of_service() -> None:
     job = JobStarted(job="train", nodes=(NODE,))
     assert why(3.0, job) == "waits: train runs on the node"
     assert not nodes.returned(0)
+    assert why(3.0, JobStarted(job="beside", nodes=(NODE,)), JobEnded(job="beside")) == (
+        "waits: train runs on the node"
+    )
     assert why(3.0, JobEnded(job="train")) == ""
     assert why(1.0) == ""
 

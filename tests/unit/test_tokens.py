@@ -222,3 +222,23 @@ def test_a_tokens_file_behind_a_link_stays_behind_it(tmp_path: Path) -> None:
     revoke_token(link, "ann")
     assert link.is_symlink()
     assert [t.name for t in read_tokens(real)] == ["bob"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("change", ["add", "revoke"])
+def test_root_leaves_the_tokens_of_the_daemons_user_readable_for_it(file: Path, change: str) -> None:
+    os.chown(file.parent, 4711, 4712)
+    add_token(file, "ann", "viewer")
+    assert (file.stat().st_uid, file.stat().st_gid) == (4711, 4712), "a new file is its folder's"
+    os.chmod(file, 0o640)
+    add_token(file, "bob", "viewer") if change == "add" else revoke_token(file, "ann")
+    found = file.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (4711, 4712, 0o640)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_new_file_in_a_folder_of_root_is_readable_for_the_group_of_the_folder(file: Path) -> None:
+    os.chown(file.parent, 0, 4712)
+    add_token(file, "ann", "viewer")
+    found = file.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (0, 4712, 0o640)

@@ -168,7 +168,9 @@ def check_mode(path: Path) -> list[str]:
     mode = stat.S_IMODE(found.st_mode)
     if mode & 0o022:
         raise ConfigError(f"{path}: mode {mode:o} lets others write it; expected 0600 (chmod 600)")
-    if found.st_uid not in (0, os.geteuid()):
+    # Root changes the file of a daemon that runs as another user
+    folders = {path.parent.stat().st_uid} if os.geteuid() == 0 else set()
+    if found.st_uid not in {0, os.geteuid()} | folders:
         raise ConfigError(f"{path}: belongs to user {found.st_uid}; expected root or user {os.geteuid()}")
     return (
         [f"{path}: mode {mode:o} lets everybody read who may do what; expected 0600"] if mode & 0o004 else []
@@ -254,9 +256,21 @@ def _changing(path: Path) -> Iterator[list[Token]]:
         entries = read_tokens(path) if path.exists() else []
         yield entries
         tree = {"tokens": [msgspec.to_builtins(t) for t in entries]}
-        write_private(path, yaml.safe_dump(tree, sort_keys=False))
+        _write_back(path, yaml.safe_dump(tree, sort_keys=False))
     finally:
         os.close(folder)
+
+
+def _write_back(path: Path, text: str) -> None:
+    """Replace a tokens file. Root may do so, and the daemon's user reads it: it stays with its owner, and a
+    new one belongs to whom its folder belongs."""
+    if path.exists():
+        owner = path.stat()
+        mode = owner.st_mode & 0o640
+    else:
+        owner = path.parent.stat()
+        mode = 0o640 if owner.st_uid == 0 != owner.st_gid else 0o600
+    atomic_write(path, text, mode, owner=owner)
 
 
 def _text(instant_s: float) -> str:

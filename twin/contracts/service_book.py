@@ -46,9 +46,9 @@ class ServiceBook(EntityState):
     def take(self, event: ev.Event, now_ns: int) -> str | None:
         """Write down what an event says of a node; the reason why not, if it cannot be so."""
         if isinstance(event, ev.EntityReplaced):
-            entity = self.site.entity(event.table, event.name)
-            node = None if entity is None else self._node_of(event.table, entity)
-            if node is not None:
+            node, before = (self._node_of(event.table, name) for name in (event.name, event.moved_from))
+            # A GPU that left, or that its node counts in another order, mends nothing
+            if node is not None and (event.table == "node" or (event.serial and before != node)):
                 self.replaced[node] = now_ns
             return None
         if not isinstance(event, ev.NodeTested | ev.NodeRepaired):
@@ -67,10 +67,9 @@ class ServiceBook(EntityState):
         self.result[node] = NO_RESULT if event.passed is None else int(event.passed)
         return None
 
-    def _node_of(self, table: str, entity: int) -> int | None:
-        if table == "gpu":
-            return int(self.site.node_of_gpu[entity])
-        return entity if table == "node" else None
+    def _node_of(self, table: str, name: str) -> int | None:
+        entity = self.site.entity(table, name) if table in ("gpu", "node") else None
+        return int(self.site.node_of_gpu[entity]) if entity is not None and table == "gpu" else entity
 
     def service(self) -> Service:
         """All of it, read only."""

@@ -135,10 +135,9 @@ class Identities:
             self.place(slot, event.serial)
             return [], []
         name = slot.partition(":")[2]
-        swaps = [EntityReplaced(table=event.table, name=name, serial=event.serial)]
-        moved_from: str | None = None
+        left = "" if from_slot is None else from_slot.partition(":")[2]
+        swaps = [EntityReplaced(table=event.table, name=name, serial=event.serial, moved_from=left)]
         if from_slot is not None:
-            moved_from = left = from_slot.partition(":")[2]
             self._note_move(f"{event.table}:{event.serial}", now_ns)
             if site.entity(event.table, left) is not None:
                 swaps.insert(0, EntityReplaced(table=event.table, name=left, serial=""))
@@ -147,7 +146,7 @@ class Identities:
         at = self._changed_ns.setdefault(slot, [])
         at.append(now_ns)
         del at[:-MOST_CHANGES]
-        return swaps, [EventRecord(event=brief_event(event), was=known or "", moved_from=moved_from)]
+        return swaps, [EventRecord(event=brief_event(event), was=known or "", moved_from=left or None)]
 
     def _why_not(
         self, event: IdentityTold, slot: str, from_slot: str | None, site: Site, state: State

@@ -95,9 +95,10 @@ class HealthContext:
         """Return a comparison of the estimator, such as `gpu.temp`."""
         return self.estimator.residuals.get(name)
 
-    def under_work(self, table: str) -> Bool | None:
-        """Return the mask of entities under maintenance [n]; None: none is."""
-        return self.windows.mask(table)
+    def under_work(self, table: str, asleep: bool = True) -> Bool | None:
+        """Return the mask of entities under maintenance or, with `asleep`, off on purpose [n]; None: none
+        is."""
+        return self.windows.mask(table, asleep)
 
     def without_data(self, table: str) -> Bool | None:
         """Return the mask of entities that an outage keeps silent [n]; None: none is."""

@@ -195,6 +195,7 @@ MAX_NAMED = 8  # nodes; who names more means no single one; source: estimate
 MAX_IDS = 1000
 # Share to which codes of each class speak of the hardware of a GPU; source: estimate
 HARDWARE = {"memory": 1.0, "nvlink": 1.0, "pcie": 1.0, "bus": 1.0, "firmware": 0.5, "driver": 0.25}
+OURS = 1.0  # of service_owner_state
 CROWD, CROWD_PU = 5, 0.01  # so many nodes at once report for a reason in common
 _BY_DAY = {
     name: ColumnSpec(kind, 0, (DAYS,), (), "node")
@@ -328,12 +329,14 @@ class Lemons(EntityState):
             self._judge(failures, t_ns)
 
     def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
-        """Return the nodes that were taken out of service without known evidence."""
-        signal = find_signal("node.service_level_state")
+        """Note the nodes that others than racktwin took out of service without known evidence."""
+        signal, owner = find_signal("node.service_level_state"), find_signal("node.service_owner_state")
         assert signal is not None
-        level = now.state.tables["node"].value[signal.row]
+        assert owner is not None
+        value = now.state.tables["node"].value
+        level = value[signal.row]
         with np.errstate(invalid="ignore"):
-            left = (level >= 1.0) & (self.level < 1.0)
+            left = (level >= 1.0) & (self.level < 1.0) & (value[owner.row] != OURS)
         moved = level != self.level
         if moved.any():
             self.people_heard |= bool(np.isfinite(level).any())

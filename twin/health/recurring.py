@@ -350,16 +350,20 @@ class Recurring(EntityState):
 
     def _work(self, now: HealthContext) -> None:
         """Restart the history of devices under maintenance, and of their nodes: the trouble before it may be
-        cured.
+        cured. Sleep cures nothing: the history of what sleeps stands still.
         """
         for s in STREAMS:
-            if (work := now.under_work(s.table)) is None:
+            if (covered := now.under_work(s.table)) is None:
                 continue
-            node = self.node_of(s.table, np.flatnonzero(work).astype(np.int32))
+            node = self.node_of(s.table, np.flatnonzero(covered).astype(np.int32))
             self.free_ns[node[node >= 0]] = self.now_ns + SETTLE_NS
-            cycles = self.cycles[s.key]
+            usual, cycles = self.usual[s.key], self.cycles[s.key]
+            usual.since_ns[covered & (usual.since_ns > 0)] += self._since_ns
             if len(cycles.index):
-                cycles.keep(~work[cycles.index])
+                later_ns = np.minimum(cycles.first_ns + self._since_ns, self.now_ns)
+                cycles.first_ns = np.where(covered[cycles.index], later_ns, cycles.first_ns)
+                if (work := now.under_work(s.table, asleep=False)) is not None:
+                    cycles.keep(~work[cycles.index])
 
     def _pause(self, out: Bool) -> None:
         """Pause the observation of a node that is out; its recurrences stay in force until it returns."""
@@ -456,8 +460,11 @@ class Recurring(EntityState):
         since_ns = usual.last_ns[cycles.index] if stream.lifetime else cycles.first_ns
         over = (whole <= 0.0) | (self.now_ns - since_ns >= LONGEST_NS)
         strong = score >= STILL
-        some = np.count_nonzero((score > 0.0) & (cycles.count > 1))
-        if np.count_nonzero(strong) > _many(usual.n_reporting) or some > stream.most(usual.n_reporting):
+        some = (score > 0.0) & (cycles.count > 1)
+        most, most_some = _many(usual.n_reporting), stream.most(usual.n_reporting)
+        if self._spread(stream, cycles.index[strong], most) or self._spread(
+            stream, cycles.index[some], most_some
+        ):
             over[:] = True
         elif strong.any():
             node = self.node_of(stream.table, cycles.index)
@@ -467,6 +474,20 @@ class Recurring(EntityState):
         if over.any():
             usual.count(cycles.index[over], cycles.count[over])
             cycles.keep(~over)
+
+    def _spread(self, stream: Stream, index: I32, most: float) -> bool:
+        """Return True if more than `most` of these devices have trouble, beyond what one node has.
+
+        Where most devices of a node have it, what they share is to blame, such as its baseboard: they count
+        once.
+        """
+        if len(index) <= most:
+            return False
+        everyone = self.node_of(stream.table, np.arange(self.site.sizes[stream.table], dtype=np.int32))
+        node = self.node_of(stream.table, index)
+        whole, many = (np.bincount(x[x >= 0], minlength=self.site.sizes["node"]) for x in (everyone, node))
+        own = int(np.where(2 * many > whole, many - 1, 0).max(initial=0))
+        return len(index) - own > most
 
     def _weigh(self) -> None:
         """Weigh the evidence against each node: per family, by the device and kind with most of it."""

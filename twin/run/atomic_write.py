@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -15,11 +16,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync: bool = True) -> None:
+def atomic_write(
+    path: Path,
+    content: bytes | str,
+    mode: int | None = None,
+    sync: bool = True,
+    owner: os.stat_result | None = None,
+) -> None:
     """Write a file beside `path` and rename it, so that a reader sees it whole or not at all. Raises OSError.
 
     Without `mode` the umask decides who may read it. Without `sync` a power loss may bring the old file back,
-    or leave less than the new one.
+    or leave less than the new one. It belongs to whom `owner` belongs, if we may give it away.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
@@ -29,6 +36,9 @@ def atomic_write(path: Path, content: bytes | str, mode: int | None = None, sync
         with os.fdopen(descriptor, "wb") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
+            if owner is not None:
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             file.write(content.encode("utf-8", errors="replace") if isinstance(content, str) else content)
             if sync:
                 file.flush()

@@ -229,11 +229,15 @@ class MaintenanceEnded(_Event, frozen=True):
 
 
 class EntityReplaced(_Event, frozen=True):
-    """Another device is in this slot: the history of the old serial is closed."""
+    """Another device is in this slot, or none (""): the history of the old serial is closed.
+
+    `moved_from`: the slot that the device was in before, if it was in one.
+    """
 
     table: str
     name: str
     serial: str
+    moved_from: str = ""
 
 
 class NodeTested(_Event, frozen=True):

@@ -55,7 +55,10 @@ _NODES = np.zeros(0, np.int32)
 
 
 class JobSlots(EntityState):
-    """Columns over slots [n]; `nodes` are ascending node indices per slot."""
+    """Columns over slots [n]; `nodes` are ascending node indices per slot.
+
+    Jobs may share a node: `job_of_node` is one of those that run there.
+    """
 
     alive: Bool = column("job", "?")
     generation: I32 = column("job", "i4")
@@ -108,6 +111,7 @@ class JobSlots(EntityState):
         self.nodes: list[I32] = [_NODES] * n
         self.slot_of: dict[str, int] = {}
         self.unslotted: dict[str, I32] = {}  # jobs for which there was no slot, and their nodes
+        self._jobs_on: I64 = np.zeros(n_node, np.int64)  # jobs in slots that hold each node
         self.names, self.tenants, self.accounts = ([""] * n for _ in range(3))
         self.queues, self.storages = [""] * n, [""] * n
 
@@ -160,7 +164,8 @@ class JobSlots(EntityState):
         self.accounts[slot], self.queues[slot] = event.account, event.queue
         self.storages[slot] = event.storage
         self.nodes[slot] = placed
-        self.job_of_node[self.nodes[slot]] = slot
+        self.job_of_node[placed] = slot
+        self._jobs_on[placed] += 1
         self.slot_of[event.job] = slot
         return slot
 
@@ -217,6 +222,17 @@ class JobSlots(EntityState):
         placed = self.nodes[slot]
         self.job_of_node[placed[self.job_of_node[placed] == slot]] = -1
         self.nodes[slot] = _NODES
+        self._jobs_on[placed] -= 1
+        self._bind_shared(placed)
+
+    def _bind_shared(self, nodes: I32) -> None:
+        """Bind those of these nodes that are bound to no job, and that another job holds too, to that."""
+        shared = nodes[(self._jobs_on[nodes] > 0) & (self.job_of_node[nodes] < 0)]
+        if len(shared):
+            every = np.concatenate(self.nodes)
+            slots = np.repeat(np.arange(self.n, dtype=np.int32), [len(x) for x in self.nodes])
+            here = np.isin(every, shared)
+            self.job_of_node[every[here]] = slots[here]
 
     def remapped(self, n_node: int, old_of_new: I32, n: int | None = None) -> JobSlots:
         """Return the same jobs on another site: removed nodes are dropped, and jobs beyond `n` slots end."""
@@ -234,6 +250,8 @@ class JobSlots(EntityState):
         new_of_old[old_of_new[kept]] = kept
         out.nodes = [_moved(nodes, new_of_old) for nodes in (self.nodes + [_NODES] * out.n)[: out.n]]
         out.unslotted = {job: _moved(nodes, new_of_old) for job, nodes in self.unslotted.items()}
+        out._count()
+        out._bind_shared(np.arange(n_node, dtype=np.int32))
         return out
 
     def dump(self) -> dict[str, Any]:
@@ -251,6 +269,11 @@ class JobSlots(EntityState):
         self.nodes = np.split(self.nodes_flat, np.cumsum(self.nodes_len)[:-1]) if len(self.nodes_len) else []
         self.unslotted = {job: np.array(nodes, np.int32) for job, nodes in self._unslotted}
         self.slot_of = {self.names[i]: i for i in np.flatnonzero(self.alive).tolist()}
+        self._count()
+
+    def _count(self) -> None:
+        held = np.concatenate([_NODES, *self.nodes])
+        self._jobs_on = np.bincount(held, minlength=len(self.job_of_node))
 
 
 def start_fault(event: JobStarted, now_ns: int) -> str | None:

@@ -57,7 +57,8 @@ class Agent:
         self._logged_lost = 0
         self.store = FileStore(config.state_dir)
         heat = Overheating(config.overheating_c) if config.overheating_c else None
-        self.watch = Watch(config.broker_gone_s, config.power_brake_s, heat=heat)
+        supplies = tuple(psu.name for psu in config.psu)
+        self.watch = Watch(config.broker_gone_s, config.power_brake_s, heat=heat, supplies=supplies)
         boot = boot_id()
         power = Power(config.power)
         self.node = Node(

@@ -79,6 +79,8 @@ class Node:
             same_boot = state["boot"] == self.boot != "unknown"
             self.book.restore(state["book"], at, same_boot)
             self.contingency.restore(state["contingency"], at, same_boot)
+            if self.contingency.quiet_ns is None:
+                self.watch.resume(self.contingency.trigger, at)
             if same_boot:
                 self.settings.restore(state["settings"])
                 for key in self.settings.ceilings:

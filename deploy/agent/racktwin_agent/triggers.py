@@ -1,6 +1,7 @@
 """Local triggers: lost power supply input, power brake, lost broker, overheating GPUs.
 
-Each trigger has its evidence. An unreadable input is no trigger: it is unknown, and reported as such.
+Each trigger has its evidence. An input that could never be read is no trigger: it is unknown, and reported as
+such.
 Imports the agent's clock, contingency, devices and overheating.
 """
 
@@ -71,15 +72,30 @@ def read_inputs(inputs: tuple[PsuInput, ...]) -> dict[str, bool | None]:
 
 @dataclass(slots=True)
 class Watch:
-    """Derives the present triggers from readings. Times are since boot."""
+    """Derives the present triggers from readings. Times are since boot.
+
+    `supplies`: the names of those whose input is read. One without input that cannot be read has none still:
+    many fall silent with it.
+    """
 
     broker_gone_s: float = 60.0
     power_brake_s: float = 2.0
     lost: dict[str, bool | None] = field(default_factory=dict)
     heat: Overheating | None = None
+    supplies: tuple[str, ...] = ()
+    _without: set[str] = field(default_factory=set)
     _apart_ns: int | None = None
     _braked_ns: int | None = None
     _bits: int = 0
+
+    def resume(self, trigger: str, at: Instant) -> None:
+        """Take a trigger of before a restart for present until a reading shows otherwise."""
+        if trigger == "psu_lost":
+            self._without = set(self.supplies)
+        elif trigger == "broker_gone":
+            self._apart_ns = at.boot_ns - round(self.broker_gone_s * NS) - 1
+        elif trigger == "power_brake":
+            self._braked_ns = at.boot_ns - round(self.power_brake_s * NS)
 
     def connected(self, is_connected: bool, at: Instant) -> None:
         """Note the connection to the broker, or its loss."""
@@ -106,14 +122,18 @@ class Watch:
                 if has_input is not True or name in self.lost:
                     said.append(f"power supply {name} {word}")
         self.lost = found
+        self._without = {
+            name
+            for name, has_input in found.items()
+            if has_input is False or (has_input is None and name in self._without)
+        }
         return said
 
     def present(self, at: Instant) -> dict[str, str]:
         """Return the present triggers with their evidence."""
         out = {}
-        lost = [name for name, has_input in self.lost.items() if has_input is False]
-        if lost:
-            out["psu_lost"] = f"no input at {', '.join(lost[:8])}"
+        if self._without:
+            out["psu_lost"] = f"no input at {', '.join(sorted(self._without)[:8])}"
         if self._braked_ns is not None and at.boot_ns - self._braked_ns >= self.power_brake_s * NS:
             out["power_brake"] = f"clock events {self._bits:#x}"
         if self.heat is not None and self.heat.evidence:

@@ -7,7 +7,6 @@ systemd guards may not write its own configuration.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,7 @@ def run_apply(args: argparse.Namespace, out: Console, *_: Console) -> int:
     owner = path.stat()
 
     def write(text: str) -> None:
-        atomic_write(path, text, owner.st_mode & 0o777)
-        with contextlib.suppress(PermissionError):  # it was root's, and is ours now
-            os.chown(path, owner.st_uid, owner.st_gid)
+        atomic_write(path, text, owner.st_mode & 0o777, owner=owner)
 
     write(said["after"])
     try:

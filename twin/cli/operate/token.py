@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twin.catalogue import ConfigError
+from twin.catalogue import ConfigError, StorageError
 from twin.cli.arguments import present
 from twin.cli.grammar import CONFIG, Verb
 
@@ -60,12 +60,23 @@ def run_add(args: argparse.Namespace, out: Console, err: Console) -> int:
 
     path = _file(args)
     days = None if args.expires_s is None else args.expires_s / DAY_S
+    if args.out is not None and args.out.exists():
+        try:
+            tokens.read_secret(args.out)
+        except ConfigError:
+            raise ConfigError(
+                f"--out {args.out}: exists and holds no token; expected a new file, or that of a token"
+            ) from None
     secret = tokens.add_token(path, args.name, args.role, days, halls=tuple(args.hall))
     result: dict[str, Any] = {"name": args.name, "role": args.role, "file": str(path)}
     if args.hall:
         result["halls"] = args.hall
     if args.out is not None:
-        tokens.write_private(args.out, secret + "\n")
+        try:
+            tokens.write_private(args.out, secret + "\n")
+        except OSError as error:  # nobody knows its text
+            tokens.revoke_token(path, args.name)
+            raise StorageError(f"{args.out}: cannot be written: {error.strerror}") from error
         result["output"] = str(args.out)
     else:
         result["token"] = secret
