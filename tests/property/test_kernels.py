@@ -391,7 +391,52 @@ def answered(draw: Draw, n: int) -> tuple[Any, ...]:
     )
 
 
+class Report:
+    """A fault as a kernel reads it."""
+
+    __slots__ = ("at_ns", "code", "count", "detail", "id", "name", "table")
+
+    def __init__(self, **parts: Any) -> None:
+        for part, value in parts.items():
+            setattr(self, part, value)
+
+
+class OtherReport(Report):
+    __slots__ = ()
+
+
+WORDS = (
+    "",
+    "f1",
+    "gpu",
+    "node",
+    "h/r1/node0/gpu3",
+    "\u00b5 \U0001f525",
+    "\ud800",
+    "x" * 127,
+    "x" * 128,
+    "x" * 129,
+)
+NUMBERS = (0, 1, 48, -1, 2**31, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**80, True)
+
+
+def reported(draw: Draw, n: int) -> tuple[Any, ...]:
+    def some(of: tuple[Any, ...]) -> Any:
+        return of[int(draw.integers(0, len(of)))]
+
+    events = [
+        (Report if draw.random() < 0.9 else OtherReport)(
+            **{part: some(WORDS) for part in ("id", "table", "name", "detail")},
+            **{part: some(NUMBERS) for part in ("code", "count", "at_ns")},
+        )
+        for _ in range(n)
+    ]  # fmt: skip
+    numbers = np.ones((5, n), np.int64)
+    return events, ("node", "gpu"), np.ones(n, np.uint8), numbers[:3], numbers[3], numbers[4]
+
+
 DRAWN = {
+    "read_faults": reported,
     "read_answers": answered,
     "find_places": named,
     "fill_nan": filled,

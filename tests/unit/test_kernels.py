@@ -72,3 +72,10 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.read_answers([1, 2], *texts, place, number, number, place)
     with pytest.raises(TypeError, match="expected a list, two texts"):
         NATIVE.read_answers((1, 2), *texts, place, number, number, state)
+    numbers, table = np.zeros((3, 2), np.int64), np.zeros(2, np.uint8)
+    with pytest.raises(ValueError, match="do not fit"):
+        NATIVE.read_faults([1, 2], ("gpu",), table, numbers[:2], number, number)
+    with pytest.raises(AttributeError, match="code"):
+        NATIVE.read_faults([1, 2], ("gpu",), table, numbers, number, number)
+    with pytest.raises(TypeError, match="expected a list, a tuple"):
+        NATIVE.read_faults((1, 2), ("gpu",), table, numbers, number, number)

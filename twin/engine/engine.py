@@ -66,7 +66,16 @@ from twin.goodput import GoodputState, LinkRecords
 from twin.health import HealthState, findings as suspects_of
 from twin.ledger import SiteLedger
 from twin.site import Site, SiteSpec, build_site
-from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, with_gap
+from twin.telemetry import (
+    FaultColumns,
+    Frame,
+    Freshness,
+    JobSlots,
+    SignalHistory,
+    State,
+    events as ev,
+    with_gap,
+)
 
 RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
 # On a large site plug-ins with such periods take turns, so many seconds after the first tick. Those of 5 s to
@@ -192,16 +201,18 @@ class Engine:
             deferred,
         )
 
-    def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
+    def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> FaultColumns:
         """Apply events in order, and return the new faults."""
         acks: Counter[tuple[str, str, str]] = Counter()
-        faults, reports, new_faults = FaultTally(), ReportTally(), list[ev.FaultReported]()
+        faults, reports, new_faults = FaultTally(), ReportTally(), list[FaultColumns]()
+        reported, end = FaultColumns.of([e for e in events if type(e) is ev.FaultReported]), 0
         for kind, alike in groupby(events, type):
             if kind is ev.FaultReported:  # in a storm there are thousands
-                fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
+                begin, end = end, end + len(list(alike))
+                fresh = self.intake.new_faults(reported.some(slice(begin, end)))
                 self.health.take_faults(fresh)
                 faults.add_all(fresh)
-                new_faults += fresh
+                new_faults.append(fresh)
                 continue
             # A thousand devices may answer in one tick: the journal counts them, the leases know each.
             if kind is ev.CommandAcked:
@@ -221,7 +232,7 @@ class Engine:
             for (control, state, why), count in sorted(acks.items())
         ]
         records += reports.records() + faults.records()
-        return new_faults
+        return FaultColumns.joined(new_faults)
 
     def _resume(self, frame: Frame) -> bool:
         """Restart the count of silence after a gap without ticks, at most once a minute.

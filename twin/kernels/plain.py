@@ -5,7 +5,10 @@ Row by row and cell by cell: no result depends on another row, so that compiled 
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -930,3 +933,27 @@ def read_answers(
     state[:] = [states.index(e.state) for e in events]
     find_places([e.name for e in events], known, paths, place)
     return sum(1 for e in events if e.id)
+
+
+def read_faults(
+    events: list[Any], tables: tuple[str, ...], table: U8, numbers: I64, key: I64, mark: I64
+) -> list[str]:
+    """Write the columns [k] of reported faults; returns their names.
+
+    `table` is the place in `tables`, 255 for none of these; `numbers` [3, k] are code, count and instant, -1
+    for one of more than 63 bits. `key` is BLAKE2b of the id, `mark` the checksum of all but the instant, by
+    which two faults of one id are told apart; 0 and -1 without an id.
+    """
+    place = {name: k for k, name in enumerate(tables)}
+    table[:] = [place.get(e.table, 255) for e in events]
+    for row, name in zip(numbers, ("code", "count", "at_ns"), strict=True):
+        row[:] = [v if -(2**63) <= v < 2**63 else -1 for v in map(attrgetter(name), events)]
+    ids = [blake2b(_utf8(e.id), digest_size=8).digest() if e.id else bytes(8) for e in events]
+    key[:] = np.frombuffer(b"".join(ids), "<i8")
+    texts = [f"{e.code} {e.count} {e.table}\n{e.name}\n{e.detail}" for e in events]
+    mark[:] = [crc32(_utf8(text)) if e.id else -1 for e, text in zip(events, texts, strict=True)]
+    return [e.name for e in events]
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
