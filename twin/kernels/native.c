@@ -1399,6 +1399,8 @@ static uint64_t little(const uint8_t *at) {
     return out;
 }
 
+#define MOST_COUNT 65535 /* in a bucket */
+
 #define TURN(x, by) ((x) >> (by) | (x) << (64 - (by)))
 #define MIX(a, b, c, d, x, y)                                                                                      \
     a += b + (x), d = TURN(d ^ a, 32), c += d, b = TURN(b ^ c, 24);                                                \
@@ -1565,12 +1567,80 @@ KERNEL(read_faults) {
     return names;
 }
 
+/* Puts the newest of one pair into its ring, which ascends by instants: the oldest goes. */
+static void push_fault(const Arg *rings, int64_t pair, int64_t at_ns, int64_t received_ns, int32_t times) {
+    Py_ssize_t j = 0, kept = rings[0].k;
+    if (kept == 0 || at_ns < ROW(int64_t, rings[0], 0)[pair]) return;
+    for (; j + 1 < kept && ROW(int64_t, rings[0], j + 1)[pair] <= at_ns; j++) {
+        ROW(int64_t, rings[0], j)[pair] = ROW(int64_t, rings[0], j + 1)[pair];
+        ROW(int64_t, rings[1], j)[pair] = ROW(int64_t, rings[1], j + 1)[pair];
+        ROW(int32_t, rings[2], j)[pair] = ROW(int32_t, rings[2], j + 1)[pair];
+    }
+    ROW(int64_t, rings[0], j)[pair] = at_ns;
+    ROW(int64_t, rings[1], j)[pair] = received_ns;
+    ROW(int32_t, rings[2], j)[pair] = times;
+}
+
+KERNEL(keep_newest) {
+    TAKE("qiqqb*Q*Q*IB:");
+    const Arg *a = args, *rings = args + 5;
+    const int64_t *order = (int64_t *)a[0].data, *at_ns = (int64_t *)a[2].data, *times = (int64_t *)a[3].data;
+    const int32_t *pair = (int32_t *)a[1].data;
+    const uint8_t *dated = (uint8_t *)a[4].data;
+    uint8_t *fresh = (uint8_t *)a[8].data;
+    for (int j = 1; j < 3; j++)
+        if (rings[j].k != rings[0].k || rings[j].n != rings[0].n)
+            return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (order[i] < 0 || order[i] >= n || pair[i] < 0 || pair[i] >= rings[0].n)
+            return refuse(__func__, "places do not fit", args, count);
+    for (Py_ssize_t i = 0, end = 0; i < n; i = end) {
+        int64_t of = pair[order[i]], last_ns = 0;
+        int any = 0; /* dated before, at last_ns */
+        for (; end < n && pair[order[end]] == of; end++) {
+            int64_t one = order[end];
+            int again = any && at_ns[one] == last_ns;
+            for (Py_ssize_t j = 0; j < rings[0].k && !again; j++) again = ROW(int64_t, rings[0], j)[of] == at_ns[one];
+            fresh[one] = !(dated[one] && again);
+            if (dated[one]) any = 1, last_ns = at_ns[one];
+        }
+        for (Py_ssize_t k = i; k < end; k++)
+            if (fresh[order[k]]) push_fault(rings, of, at_ns[order[k]], a[9].whole, (int32_t)times[order[k]]);
+    }
+    DONE;
+}
+
+KERNEL(count_faults) {
+    TAKE("iqqibb*H*Q*Q::");
+    const Arg *a = args;
+    const int32_t *pair = (int32_t *)a[0].data, *entity = (int32_t *)a[3].data;
+    const int64_t *at_ns = (int64_t *)a[1].data, *times = (int64_t *)a[2].data;
+    const uint8_t *fresh = (uint8_t *)a[4].data, *counted = (uint8_t *)a[5].data;
+    int64_t *sums = (int64_t *)a[7].data, *total = (int64_t *)a[8].data;
+    int64_t every_ns = a[9].whole, now_ns = a[10].whole, many = a[6].k;
+    if (a[6].n != a[7].n || every_ns <= 0 || now_ns < 0) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (pair[i] < 0 || pair[i] >= a[7].n || entity[i] < 0 || entity[i] >= a[8].n || at_ns[i] < 0)
+            return refuse(__func__, "places do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t number = at_ns[i] / every_ns;
+        if (!fresh[i] || now_ns / every_ns - number >= many) continue;
+        uint16_t *cell = ROW(uint16_t, a[6], number % many) + pair[i];
+        int64_t before = *cell, after = before + times[i];
+        *cell = (uint16_t)(after < MOST_COUNT ? after : MOST_COUNT);
+        sums[pair[i]] += *cell - before;
+        if (counted[i]) total[entity[i]] += *cell - before;
+    }
+    DONE;
+}
+
 static PyMethodDef methods[] = {
 #define NAMED(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hold_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
     NAMED(narrow), NAMED(limit_moves), NAMED(compare_readbacks), NAMED(power_at_level), NAMED(find_places), NAMED(read_answers), NAMED(read_faults),
+    NAMED(keep_newest), NAMED(count_faults),
     {NULL, NULL, 0, NULL},
 };
 

@@ -27,6 +27,7 @@ GOOD, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 2, 3, 4
 # Memories of a cadence's averages, its longest lag, and the readings of its blocks (`twin.telemetry.cadence`)
 USUAL_GAPS, LAG_GAPS, MOST_LAG_S, BLOCK = 32, 8, 60.0, 64
 SENT, IN_PROGRESS, DONE = 1, 3, 4  # states of a lease (`twin.control.leases`)
+MOST_COUNT = 2**16 - 1  # in a bucket of `twin.health.fault_counts`
 MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`
 
 
@@ -953,6 +954,72 @@ def read_faults(
     texts = [f"{e.code} {e.count} {e.table}\n{e.name}\n{e.detail}" for e in events]
     mark[:] = [crc32(_utf8(text)) if e.id else -1 for e, text in zip(events, texts, strict=True)]
     return [e.name for e in events]
+
+
+def keep_newest(
+    order: I64,
+    pair: I32,
+    at_ns: I64,
+    times: I64,
+    dated: Bool,
+    ring_at: I64,
+    ring_received: I64,
+    ring_times: I32,
+    fresh: Bool,
+    received_ns: int,
+) -> None:
+    """Keep the newest faults [k] of each pair in its ring [kept, n], in order of their instants.
+
+    `order` sorts them by pair, then by instant, then as they came. Not `fresh` [k] are those that their
+    device dated like another one of their pair: they are not kept.
+    """
+    fresh[:] = ~(dated & (ring_at[:, pair] == at_ns).any(axis=0))
+    again = order[dated[order]]
+    fresh[again[1:][(pair[again[1:]] == pair[again[:-1]]) & (at_ns[again[1:]] == at_ns[again[:-1]])]] = False
+    kept = order[fresh[order]]
+    of = pair[kept]
+    last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
+    for back in range(min(len(ring_at), int(last.max(initial=-1)) + 1) - 1, -1, -1):
+        some = kept[last == back]
+        mine = pair[some]
+        columns = (ring_at, at_ns[some]), (ring_received, received_ns), (ring_times, times[some])
+        grown = [np.vstack([ring[:, mine], np.broadcast_to(new, (1, len(mine)))]) for ring, new in columns]
+        place = np.argsort(grown[0], axis=0, kind="stable")[1:]
+        for (ring, _), values in zip(columns, grown, strict=True):
+            ring[:, mine] = np.take_along_axis(values, place, axis=0)
+
+
+def count_faults(
+    pair: I32,
+    at_ns: I64,
+    times: I64,
+    entity: I32,
+    fresh: Bool,
+    counted: Bool,
+    bucket: NDArray[np.uint16],
+    sums: I64,
+    total: I64,
+    every_ns: int,
+    now_ns: int,
+) -> None:
+    """Add the `fresh` faults [k] to the buckets of `every_ns` of their pairs [many, n], which are full at
+    some time, and what these gain to the `sums` [n] of pairs and, of those `counted`, the `total` by entity.
+
+    Faults older than all buckets are left out. Instants are not negative, and each stands for one or more.
+    """
+    number = at_ns // every_ns
+    some = np.flatnonzero(fresh & (now_ns // every_ns - number < len(bucket)))
+    if not len(some):
+        return
+    cell = number[some] % len(bucket) * bucket.shape[1] + pair[some]
+    of, first, place = np.unique(cell, return_index=True, return_inverse=True)
+    more = np.bincount(place, times[some]).astype(np.int64)
+    row, mine = of // bucket.shape[1], pair[some[first]]
+    before = bucket[row, mine].astype(np.int64)
+    bucket[row, mine] = after = np.minimum(before + more, MOST_COUNT)
+    np.add.at(sums, mine, after - before)
+    means = counted[some[first]]
+    np.add.at(total, entity[some[first]][means], (after - before)[means])
 
 
 def _utf8(text: str) -> bytes:

@@ -69,7 +69,7 @@ class FaultColumns(Sequence[FaultReported]):
         if len(rows) == len(self):
             return self
         events, names = [self.events[i] for i in rows], [self.names[i] for i in rows]
-        return FaultColumns(events, names, self.table[at], self.numbers[:, at])
+        return FaultColumns(events, names, self.table[at], np.ascontiguousarray(self.numbers[:, at]))
 
     def of_table(self, table: str, site: Site) -> tuple[FaultColumns, I32]:
         """Return the faults of a table, and the entity of each [k], -1 for none. Read only."""
