@@ -982,10 +982,11 @@ def keep_newest(
     for back in range(min(len(ring_at), int(last.max(initial=-1)) + 1) - 1, -1, -1):
         some = kept[last == back]
         mine = pair[some]
-        columns = (ring_at, at_ns[some]), (ring_received, received_ns), (ring_times, times[some])
-        grown = [np.vstack([ring[:, mine], np.broadcast_to(new, (1, len(mine)))]) for ring, new in columns]
+        news = at_ns[some], np.full(len(some), received_ns), times[some]
+        rings: tuple[NDArray[Any], ...] = (ring_at, ring_received, ring_times)
+        grown = [np.vstack([ring[:, mine], new]) for ring, new in zip(rings, news, strict=True)]
         place = np.argsort(grown[0], axis=0, kind="stable")[1:]
-        for (ring, _), values in zip(columns, grown, strict=True):
+        for ring, values in zip(rings, grown, strict=True):
             ring[:, mine] = np.take_along_axis(values, place, axis=0)
 
 
