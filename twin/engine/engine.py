@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, cast
 
 import msgspec
@@ -205,10 +205,12 @@ class Engine:
         """Apply events in order, and return the new faults."""
         acks: Counter[tuple[str, str, str]] = Counter()
         faults, reports, new_faults = FaultTally(), ReportTally(), list[FaultColumns]()
-        reported, end = FaultColumns.of([e for e in events if type(e) is ev.FaultReported]), 0
-        for kind, alike in groupby(events, type):
+        runs = [(kind, list(alike)) for kind, alike in groupby(events, type)]
+        every = chain.from_iterable(alike for kind, alike in runs if kind is ev.FaultReported)
+        reported, end = FaultColumns.of(cast(list[ev.FaultReported], list(every))), 0
+        for kind, alike in runs:
             if kind is ev.FaultReported:  # in a storm there are thousands
-                begin, end = end, end + len(list(alike))
+                begin, end = end, end + len(alike)
                 fresh = self.intake.new_faults(reported.some(slice(begin, end)))
                 self.health.take_faults(fresh)
                 faults.add_all(fresh)
@@ -216,7 +218,7 @@ class Engine:
                 continue
             # A thousand devices may answer in one tick: the journal counts them, the leases know each.
             if kind is ev.CommandAcked:
-                answers = cast(list[ev.CommandAcked], list(alike))
+                answers = cast(list[ev.CommandAcked], alike)
                 acks.update(self.intake.take_acks(answers, self.site, self.arbiter))
                 continue
             for event in alike:

@@ -433,8 +433,10 @@ class FaultBook(EntityState):
         """Return (names of classes, decayed counts of the last day [n_class, n_gpu]); valid until the next
         call."""
         counts = self._heard.get("gpu")
-        self._by_class[:] = 0
-        return CLASSES, self._by_class if counts is None else counts.by_class(self._by_class)
+        if counts is None:
+            self._by_class[:] = 0
+            return CLASSES, self._by_class
+        return CLASSES, counts.by_class(self._by_class)
 
     def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
         """Return the last faults of a device, the newest last: the newest three of a code, one with its
