@@ -391,7 +391,79 @@ def answered(draw: Draw, n: int) -> tuple[Any, ...]:
     )
 
 
+class Report:
+    """A fault as a kernel reads it."""
+
+    __slots__ = ("at_ns", "code", "count", "detail", "id", "name", "table")
+
+    def __init__(self, **parts: Any) -> None:
+        for part, value in parts.items():
+            setattr(self, part, value)
+
+
+class OtherReport(Report):
+    __slots__ = ()
+
+
+WORDS = (
+    "",
+    "f1",
+    "gpu",
+    "node",
+    "h/r1/node0/gpu3",
+    "\u00b5 \U0001f525",
+    "\ud800",
+    "x" * 127,
+    "x" * 128,
+    "x" * 129,
+)
+NUMBERS = (0, 1, 48, -1, 2**31, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**80, True)
+
+
+def reported(draw: Draw, n: int) -> tuple[Any, ...]:
+    def some(of: tuple[Any, ...]) -> Any:
+        return of[int(draw.integers(0, len(of)))]
+
+    events = [
+        (Report if draw.random() < 0.9 else OtherReport)(
+            **{part: some(WORDS) for part in ("id", "table", "name", "detail")},
+            **{part: some(NUMBERS) for part in ("code", "count", "at_ns")},
+        )
+        for _ in range(n)
+    ]  # fmt: skip
+    numbers = np.ones((5, n), np.int64)
+    return events, ("node", "gpu"), np.ones(n, np.uint8), numbers[:3], numbers[3], numbers[4]
+
+
+def of_pairs(draw: Draw, n: int) -> tuple[Any, ...]:
+    """Faults of a few pairs within a minute: (pairs, their number, instants, times)."""
+    many = int(draw.choice([1, 3, n]))
+    pair = draw.integers(0, many, n).astype(np.int32)
+    return pair, many, times(draw, n), draw.integers(1, draw.choice([2, 50_000]), n)
+
+
+def rings(draw: Draw, n: int) -> tuple[Any, ...]:
+    pair, many, at_ns, counts = of_pairs(draw, n)
+    kept = np.sort(times(draw, 3 * many).reshape(3, many), axis=0)
+    received, held = times(draw, 3 * many).reshape(3, many), draw.integers(0, 9, (3, many)).astype(np.int32)
+    order, dated = np.lexsort((at_ns, pair)), flags(draw, n, share=draw.choice([0.0, 0.7, 1.0]))
+    return order, pair, at_ns, counts, dated, kept, received, held, np.zeros(n, np.bool_), 41 * NS
+
+
+def buckets(draw: Draw, n: int) -> tuple[Any, ...]:
+    pair, many, at_ns, counts = of_pairs(draw, n)
+    entity, ignored = draw.integers(0, 5, many).astype(np.int32), flags(draw, many)
+    fresh = flags(draw, n, share=0.8)
+    bucket = draw.integers(0, draw.choice([2, 2**16]), (11, many)).astype(np.uint16)
+    sums, total = draw.integers(0, 99, many), draw.integers(0, 99, 5)
+    columns = pair, at_ns, counts, entity[pair], fresh, fresh & ~ignored[pair]
+    return *columns, bucket, sums, total, int(draw.choice([1, 3, 60])) * NS, 41 * NS
+
+
 DRAWN = {
+    "keep_newest": rings,
+    "count_faults": buckets,
+    "read_faults": reported,
     "read_answers": answered,
     "find_places": named,
     "fill_nan": filled,

@@ -72,3 +72,23 @@ def test_what_does_not_fit_is_refused() -> None:
         NATIVE.read_answers([1, 2], *texts, place, number, number, place)
     with pytest.raises(TypeError, match="expected a list, two texts"):
         NATIVE.read_answers((1, 2), *texts, place, number, number, state)
+    numbers, table = np.zeros((3, 2), np.int64), np.zeros(2, np.uint8)
+    with pytest.raises(ValueError, match="do not fit"):
+        NATIVE.read_faults([1, 2], ("gpu",), table, numbers[:2], number, number)
+    with pytest.raises(AttributeError, match="code"):
+        NATIVE.read_faults([1, 2], ("gpu",), table, numbers, number, number)
+    with pytest.raises(TypeError, match="expected a list, a tuple"):
+        NATIVE.read_faults((1, 2), ("gpu",), table, numbers, number, number)
+    ring, one, two = np.zeros((3, 2), np.int64), np.zeros(1, np.int64), np.zeros(2, np.int32)
+    bools, held = np.zeros(1, np.bool_), np.zeros((3, 2), np.int32)
+    with pytest.raises(ValueError, match="places do not fit"):
+        NATIVE.keep_newest(one, two[:1] + np.int32(2), one, one, bools, ring, ring, held, bools, 1)
+    with pytest.raises(ValueError, match="arrays do not fit"):
+        NATIVE.keep_newest(one, two[:1], one, one, bools, ring, ring, held[:2], bools, 1)
+    bucket, numbers = np.zeros((4, 2), np.uint16), np.zeros(2, np.int64)
+    for pair, entity in ((2, 0), (0, 2), (-1, 0)):
+        places = np.full(1, pair, np.int32), one, one, np.full(1, entity, np.int32)
+        with pytest.raises(ValueError, match="places do not fit"):
+            NATIVE.count_faults(*places, bools, bools, bucket, numbers, numbers, 1, 1)
+    with pytest.raises(ValueError, match="arrays do not fit"):
+        NATIVE.count_faults(two[:1], one, one, two[:1], bools, bools, bucket, one, numbers, 1, 1)

@@ -46,7 +46,7 @@ from twin.diagnosis.verdict import DiagnosisVerdicts
 from twin.diagnosis.xids import OFF_BUS_XID, XID_KEPT, XIDS
 from twin.estimation import Estimator
 from twin.site import Site
-from twin.telemetry import EntityState, Event, JobSlots, OldOfNew, State, keyed, part, scalar
+from twin.telemetry import EntityState, FaultReported, JobSlots, OldOfNew, State, keyed, part, scalar
 
 FORMAT = 6
 OF_WORK = (GPU_POWER, GPU_CLOCK, NODE_POWER)  # comparisons that rest on what is known of the work
@@ -100,7 +100,7 @@ class Diagnosis(EntityState):
         estimator: Estimator,
         jobs: JobSlots,
         windows: Windows,
-        events: Sequence[Event],
+        faults: Sequence[FaultReported],
         dt_s: float,
     ) -> None:
         """Update the diagnosis after the estimator. Never raises for bad or missing data."""
@@ -120,7 +120,7 @@ class Diagnosis(EntityState):
         residuals |= {name: Residual(name, *columns) for name, columns in self.drifts.items()}
         self.tracks.update(residuals, state, self.readings, in_maintenance)
         gaps = self.devices.gaps(state, self.tracks)
-        outright = self._outright(state, events, windows, dt_s, residuals.get(NODE_POWER))
+        outright = self._outright(state, faults, windows, dt_s, residuals.get(NODE_POWER))
         causes = [*outright, *self._deduced(state, residuals, outright, gaps)]
         self.book.update(causes, state.now_ns, self._lacks_data)
         self.faults = self.book.faults()
@@ -135,7 +135,7 @@ class Diagnosis(EntityState):
     def _outright(
         self,
         state: State,
-        events: Sequence[Event],
+        faults: Sequence[FaultReported],
         windows: Windows,
         dt_s: float,
         node_power: Residual | None,
@@ -146,7 +146,7 @@ class Diagnosis(EntityState):
         causes += self.inventory.causes(state, in_maintenance, dt_s, causes)
         causes += self.devices.pumps(state, in_maintenance, dt_s, self.reports.unfed_from_ns(state.now_ns))
         causes += self.devices.filters(state, in_maintenance)
-        causes += self.growth.causes(state, events, in_maintenance)
+        causes += self.growth.causes(state, faults, in_maintenance)
         causes += self.contradictions.causes(state, in_maintenance, self.watch, self.book.reported.keys())
         idle = self._idle = IdleMask(state, self.topology)
         self._slowed = self.devices.slowed(state)

@@ -16,7 +16,7 @@ from twin.diagnosis.alarm_budget import AlarmBudget, run_log, surprise
 from twin.diagnosis.cause import MAX_REPORTED, Cause
 from twin.diagnosis.xids import Xids, codes_of
 from twin.site import Site
-from twin.telemetry import EntityState, Event, FaultReported, State, keyed, part, scalar
+from twin.telemetry import EntityState, FaultColumns, FaultReported, State, keyed, part, scalar
 
 MOST_EACH = 100  # devices of a counter that are reported each; the others are counted
 EVERY_S = 2.0  # between readings of counters
@@ -70,9 +70,11 @@ class Growth(EntityState):
         self.xids = Xids(site.sizes["gpu"])
         self._burst: dict[int, Cause] = {}  # as last reported, so that a storm makes few anew
 
-    def causes(self, state: State, events: Sequence[Event], in_maintenance: dict[str, Bool]) -> list[Cause]:
+    def causes(
+        self, state: State, faults: Sequence[FaultReported], in_maintenance: dict[str, Bool]
+    ) -> list[Cause]:
         """Return the causes that grow now."""
-        self._take_faults(events, state.now_ns)
+        self._take_faults(faults, state.now_ns)
         if self.looked_ns == 0 or state.now_ns - self.looked_ns >= EVERY_S * NS:
             self._count(state)
         out: dict[tuple[str, int], Cause] = {}
@@ -146,11 +148,10 @@ class Growth(EntityState):
             key in self.grew_ns and int(self.grew_ns[key][entity] - self.began_ns[key][entity]) < BURST_S * NS
         )
 
-    def _take_faults(self, events: Sequence[Event], now_ns: int) -> None:
-        mine = [e for e in events if type(e) is FaultReported and e.table == "gpu"]
+    def _take_faults(self, faults: Sequence[FaultReported], now_ns: int) -> None:
+        mine, gpus = FaultColumns.of(faults).of_table("gpu", self.site)
         if mine:
-            gpus = self.site.entities("gpu", [e.name for e in mine])
-            code = codes_of([e.code for e in mine])
+            code = codes_of(mine.code)
             wanted = (gpus >= 0) & (code != RECOVERY_XID)
             self.xids.add(gpus[wanted], code[wanted], now_ns)
         self.xids.advance(now_ns)

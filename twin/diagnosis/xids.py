@@ -124,10 +124,6 @@ class Xids(SparseState):
         return self.index[(self.off_bus > 0) & (self.many - self.off_bus < XID_KEPT)]
 
 
-def codes_of(codes: list[int]) -> I32:
+def codes_of(codes: I64) -> I32:
     """Return codes as numbers of 31 bits; larger ones become the largest."""
-    try:
-        numbers = np.array(codes, np.int64)
-    except OverflowError:
-        numbers = np.array([c if abs(c) < _FAR else _FAR for c in codes], np.int64)
-    return np.where((numbers >= 0) & (numbers < _FAR), numbers, _FAR).astype(np.int32)
+    return np.where((codes >= 0) & (codes < _FAR), codes, _FAR).astype(np.int32)

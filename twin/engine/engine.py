@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, cast
 
 import msgspec
@@ -66,7 +66,16 @@ from twin.goodput import GoodputState, LinkRecords
 from twin.health import HealthState, findings as suspects_of
 from twin.ledger import SiteLedger
 from twin.site import Site, SiteSpec, build_site
-from twin.telemetry import Frame, Freshness, JobSlots, SignalHistory, State, events as ev, with_gap
+from twin.telemetry import (
+    FaultColumns,
+    Frame,
+    Freshness,
+    JobSlots,
+    SignalHistory,
+    State,
+    events as ev,
+    with_gap,
+)
 
 RESUME_GAP_S, RESUME_REST_S = 5.0, 60.0
 # On a large site plug-ins with such periods take turns, so many seconds after the first tick. Those of 5 s to
@@ -192,20 +201,24 @@ class Engine:
             deferred,
         )
 
-    def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> list[ev.FaultReported]:
+    def _heed(self, events: Sequence[ev.Event], records: list[JournalRecord]) -> FaultColumns:
         """Apply events in order, and return the new faults."""
         acks: Counter[tuple[str, str, str]] = Counter()
-        faults, reports, new_faults = FaultTally(), ReportTally(), list[ev.FaultReported]()
-        for kind, alike in groupby(events, type):
+        faults, reports, new_faults = FaultTally(), ReportTally(), list[FaultColumns]()
+        runs = [(kind, list(alike)) for kind, alike in groupby(events, type)]
+        every = chain.from_iterable(alike for kind, alike in runs if kind is ev.FaultReported)
+        reported, end = FaultColumns.of(cast(list[ev.FaultReported], list(every))), 0
+        for kind, alike in runs:
             if kind is ev.FaultReported:  # in a storm there are thousands
-                fresh = self.intake.new_faults(cast(list[ev.FaultReported], list(alike)))
+                begin, end = end, end + len(alike)
+                fresh = self.intake.new_faults(reported.some(slice(begin, end)))
                 self.health.take_faults(fresh)
                 faults.add_all(fresh)
-                new_faults += fresh
+                new_faults.append(fresh)
                 continue
             # A thousand devices may answer in one tick: the journal counts them, the leases know each.
             if kind is ev.CommandAcked:
-                answers = cast(list[ev.CommandAcked], list(alike))
+                answers = cast(list[ev.CommandAcked], alike)
                 acks.update(self.intake.take_acks(answers, self.site, self.arbiter))
                 continue
             for event in alike:
@@ -221,7 +234,7 @@ class Engine:
             for (control, state, why), count in sorted(acks.items())
         ]
         records += reports.records() + faults.records()
-        return new_faults
+        return FaultColumns.joined(new_faults)
 
     def _resume(self, frame: Frame) -> bool:
         """Restart the count of silence after a gap without ticks, at most once a minute.

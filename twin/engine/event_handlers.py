@@ -38,7 +38,7 @@ from twin.engine.identity import Identities
 from twin.engine.job_reports import checkpoint_reported, job_ended, job_started
 from twin.engine.outlook import Outlooks
 from twin.site import Site
-from twin.telemetry import FaultIds, JobSlots, ReportLayout, State, events as ev
+from twin.telemetry import FaultColumns, FaultIds, JobSlots, ReportLayout, State, events as ev
 
 ADVISING = ("advise", "approve")  # levels at which proposals are, or may be, advice alone
 MAX_REQUESTS = 1000
@@ -89,7 +89,7 @@ class Intake:
         if not event.id:
             return True
         if type(event) is ev.FaultReported:
-            return bool(self.new_faults([event]))
+            return bool(self.new_faults(FaultColumns.of([event])))
         key, mark = f"{type(event).__name__}:{event.id}", _fingerprint(event)
         known = self.seen.get(key)
         if known == mark or (known is not None and not isinstance(event, ev.OperatorRequest)):
@@ -105,18 +105,17 @@ class Intake:
         if hasattr(event, "author"):
             self.seen.pop(f"{type(event).__name__}:{event.id}", None)
 
-    def new_faults(self, events: list[ev.FaultReported]) -> list[ev.FaultReported]:
+    def new_faults(self, faults: FaultColumns) -> FaultColumns:
         """Return the faults that are neither repeated nor use the id of another fault."""
-        named = [e for e in events if e.id]
-        answers = self.fault_ids.receive_all(named)
-        if answers.count("new") == len(named):
-            return events
-        answer, out = iter(answers), []
-        for event in events:
-            verdict = next(answer) if event.id else "new"
-            if verdict == "new" or self._refuse(event, verdict == "again"):
-                out.append(event)
-        return out
+        answers = self.fault_ids.receive_all(faults)
+        if answers.count("new") == len(faults):
+            return faults
+        new = [
+            i
+            for i, (event, answer) in enumerate(zip(faults, answers, strict=True))
+            if answer == "new" or self._refuse(event, answer == "again")
+        ]
+        return faults.some(np.array(new, np.int64))
 
     def _refuse(self, event: ev.Event, again: bool) -> bool:
         """Record an event whose id is known, as a duplicate or as a conflict; return False."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -192,13 +193,14 @@ class _Look:
         self._together: I32 | None = None
         self._followers: dict[int, I32] | None = None
         self._speaks: dict[str, dict[int, list[Evidence]]] = {}
+        self._verdicts = cache(health.health)
 
     # -- nodes
 
     def nodes(self) -> list[Finding]:
         """Return a finding for each node that is unhealthy or likely to become so soon."""
         site, worst = self.site, self._worst()
-        ill = np.flatnonzero(self.health.health("gpu").level >= DEGRADED)
+        ill = np.flatnonzero(self._verdicts("gpu").level >= DEGRADED)
         likely = self._likely()
         concern = np.where(worst >= DEGRADED, worst, 0)
         if likely is not None:
@@ -206,7 +208,7 @@ class _Look:
         suspects = self._unworked("node", np.flatnonzero(concern))
         if len(suspects) == 0:
             return []
-        suspects = suspects[~np.isin(suspects, [*self.together(), *self._following()])]
+        suspects = suspects[~np.isin(suspects, np.concatenate([self.together(), self._following()]))]
         order = suspects[np.argsort(-concern[suspects].astype(np.int64), kind="stable")]
         found: list[Finding] = []
         done = 0
@@ -222,7 +224,7 @@ class _Look:
 
     def _worst(self) -> U8:
         """Return the level of each node, or of a GPU of it that is degraded or worse [n_node]."""
-        out, level = self.health.health("node").level.copy(), self.health.health("gpu").level
+        out, level = self._verdicts("node").level.copy(), self._verdicts("gpu").level
         ill = np.flatnonzero(level >= DEGRADED)
         np.maximum.at(out, self.site.node_of_gpu[ill], level[ill])
         return out
@@ -252,7 +254,7 @@ class _Look:
         reasons = [r] if (r := self._reason("node", node, "")) is not None else []
         first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
         spared = self.windows.mask("gpu")
-        level = self.health.health("gpu").level
+        level = self._verdicts("gpu").level
         for gpu in range(first, last):
             if level[gpu] >= DEGRADED and not (spared is not None and spared[gpu]):
                 found = self._reason("gpu", gpu, f"gpu{gpu - first}", node)
@@ -289,7 +291,7 @@ class _Look:
 
     def _reason(self, part: str, index: int, name: str, node: int = -1) -> _Reason | None:
         """Return the reasons against a part, unless they are reported elsewhere or not caused by it."""
-        held = self.health.health(part)
+        held = self._verdicts(part)
         level, todo = int(held.level[index]), int(held.action[index])
         if level < DEGRADED or todo == action("check_facility"):
             return None
@@ -361,8 +363,8 @@ class _Look:
                 self._followers[node] = below.astype(np.int32)
         return self._followers
 
-    def _following(self) -> list[int]:
-        return [i for nodes in self.followers().values() for i in nodes.tolist()]
+    def _following(self) -> I32:
+        return np.concatenate([np.zeros(0, np.int32), *self.followers().values()])
 
     def together(self) -> I32:
         """Nodes that are down by a cause in common with others, ascending; not those that a known link takes
@@ -371,36 +373,36 @@ class _Look:
         """
         if self._together is None:
             log = self.health.log()
-            failing = self.site.node_of_gpu[self.health.recurring.failing].tolist()
-            known = [*failing, *self._following(), *self._left_over(log)]
+            failing = self.site.node_of_gpu[self.health.recurring.failing]
+            known = np.concatenate([failing, self._following(), self._left_over(log)])
             self._together = np.setdiff1d(log.node[_down_together(log)], known).astype(np.int32)
         return self._together
 
-    def _left_over(self, log: FailureLog) -> list[int]:
+    def _left_over(self, log: FailureLog) -> I32:
         """Return the nodes with a verdict against them that are down, though their common cause is over.
 
         It is if most of those that failed with them are well again; if a node failed alone, an hour after
         the fault above it took it down, once that is not reported any more.
         """
         well_ns, _ = self.health.failures.well_again()
-        started_ns = dict(zip(*(column[_down_together(log)].tolist() for column in (log.node, log.start_ns)),
-                              strict=True))  # fmt: skip
-        down = np.array([i for i in started_ns if well_ns[i] == 0], np.int64)
+        rows = _down_together(log)
+        started_ns = np.zeros(self.site.sizes["node"], np.int64)  # of nodes whose cause is not judged yet
+        started_ns[log.node[rows]] = log.start_ns[rows]
+        down, over = np.zeros((2, len(started_ns)), np.bool_)
+        down[log.node[rows]] = well_ns[log.node[rows]] == 0
         present = {f.kind for f in self.faults}
-        shocks = self.health.failures.shocks() if len(down) else ()
-        over: dict[int, bool] = {}
-        for s in reversed(shocks):  # the newest that a node is of
-            new = [i for i in s.nodes if i not in over and started_ns.get(i, 0) >= s.start_ns]
-            if not new:
+        for s in reversed(self.health.failures.shocks() if down.any() else ()):  # the newest of a node
+            nodes = np.array(s.nodes, np.int32)
+            new = nodes[started_ns[nodes] >= s.start_ns]
+            if not len(new):
                 continue
             if s.count > 1:
-                ended = 2 * int(np.count_nonzero(np.isin(s.nodes, down))) < len(s.nodes)
+                ended = bool(2 * np.count_nonzero(down[nodes]) < len(nodes))
             else:
                 lasted_ns = self.health.looked_ns - s.start_ns
                 ended = bool(s.fault) and s.fault not in present and lasted_ns > JOIN_S * NS
-            over |= dict.fromkeys(new, ended)
-        worst = self._worst()
-        return [i for i, ended in over.items() if ended and worst[i] >= DEGRADED]
+            over[new], started_ns[new] = ended, 0
+        return np.flatnonzero(over & (self._worst() >= DEGRADED)).astype(np.int32)
 
     def shared(self) -> list[Finding]:
         """Return one finding for the nodes that failed together."""
@@ -418,10 +420,12 @@ class _Look:
                 for k in np.argsort(-kinds, kind="stable")[:3].tolist() if kinds[k]]  # fmt: skip
         names = tuple(self.site.name("node", int(i)) for i in nodes[:MOST_ENTITIES])
         since_ns = int(log.start_ns[down].min()) - round(JOIN_S * NS)
+        mine = np.zeros(self.site.sizes["node"], np.bool_)
+        mine[nodes] = True
         why = [
             s.why
             for s in self.health.failures.shocks()
-            if s.start_ns >= since_ns and np.isin(nodes, s.nodes).any()
+            if s.start_ns >= since_ns and mine[list(s.nodes)].any()
         ]
         racks = len(np.unique(self.site.rack_of_node[nodes]))
         severity = "warning" if self.facility_alarmed else "critical"  # the cause has an alarm of its own
@@ -440,7 +444,7 @@ class _Look:
     def lemons(self) -> list[Finding]:
         """Return findings for nodes that fail more often than others; a warning if they are unhealthy now."""
         found = []
-        level = self.health.health("node").level
+        level = self._verdicts("node").level
         for i in self._unworked("node", np.flatnonzero(self.health.lemons.is_lemon())).tolist():
             name = self.site.name("node", i)
             found.append(
@@ -472,7 +476,7 @@ class _Look:
 
     def single(self, part: str) -> list[Finding]:
         """Return findings for unhealthy parts of a kind that belong to no node's finding."""
-        held = self.health.health(part)
+        held = self._verdicts(part)
         ill = np.flatnonzero(held.level >= DEGRADED)
         if len(ill) == 0:
             return []

@@ -173,7 +173,7 @@ class Shocks(EntityState):
         self, group: _Group, best: tuple[float, int, int, int], fallen: Fallen, rows: I64, per_s: float
     ) -> None:
         log_pu, size, _, entity = best
-        nodes = np.unique(fallen.node[rows])
+        failed = np.count_nonzero(np.bincount(fallen.node[rows]))
         first = int(fallen.start_ns[rows].min())
         span_s = (int(fallen.start_ns[rows].max()) - first) / NS
         name = group.names[entity] if group.table == "job" else self.site.name(group.table, entity)
@@ -182,10 +182,12 @@ class Shocks(EntityState):
             return
         mean = size * per_s * WINDOW_S
         pu = f"10^{log_pu / math.log(10.0):.0f}"
-        why = (f"{len(nodes)} of {size} nodes of {name} failed within {span_s:.0f} s; by chance {mean:.2g} "
+        why = (f"{failed} of {size} nodes of {name} failed within {span_s:.0f} s; by chance {mean:.2g} "
                f"do in {WINDOW_S:.0f} s, and so many with a probability of {pu}")  # fmt: skip
         at = -1 if group.table == "job" else entity
-        self._merge(Shock(first, group.table, at, name, tuple(new.tolist()), len(new), why), WINDOW_S)
+        self._merge(
+            Shock(first, group.table, at, name, tuple(new[:MAX_NODES].tolist()), len(new), why), WINDOW_S
+        )
 
     def _merge(self, shock: Shock, join_s: float) -> None:
         """Report a shock, or extend the shock that it continues."""

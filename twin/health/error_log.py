@@ -24,7 +24,7 @@ from twin.health.fault_actions import OpenActions, Remediation
 from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE, read_detail
 from twin.health.fault_counts import SPANS_S, Batch, FaultCounts
 from twin.site import Site
-from twin.telemetry import EntityState, FaultReported, JobSlots, column, entries, part, scalar
+from twin.telemetry import EntityState, FaultColumns, FaultReported, JobSlots, column, entries, part, scalar
 
 KEY = "gpu.xid_code"
 NEVER = -1.0
@@ -186,7 +186,7 @@ class FaultBook(EntityState):
         """
         self.advance(now_ns)
         grave = False
-        for table, (entities, some) in self._by_table(events).items():
+        for table, (entities, some) in self._by_table(FaultColumns.of(events)).items():
             grave |= self._take(table, entities, some, jobs)
         return grave
 
@@ -220,45 +220,42 @@ class FaultBook(EntityState):
         if by:
             self.counts[what] = self.counts.get(what, 0) + by
 
-    def _by_table(self, events: Sequence[FaultReported]) -> dict[str, tuple[I32, list[FaultReported]]]:
-        """Return entities and events per table, in order; events of unknown entities are counted."""
-        out: dict[str, tuple[I32, list[FaultReported]]] = {}
-        present, known = {event.table for event in events}, 0
+    def _by_table(self, faults: FaultColumns) -> dict[str, tuple[I32, FaultColumns]]:
+        """Return entities and faults per table, in order; faults of unknown entities are counted."""
+        out: dict[str, tuple[I32, FaultColumns]] = {}
+        present, known = faults.tables(), 0
         tables = [table for table in self.site.sizes if table in present and table != "job"]
         for table in sorted(tables, key=lambda table: table == "switch"):
-            some = [event for event in events if event.table == table]
+            some, found = faults.of_table(table, self.site)
             known += len(some)
-            found = self.site.entities(table, [event.name for event in some])
             there = found >= 0
             if there.all():
                 out[table] = found, some
                 continue
-            here = [some[i] for i in np.flatnonzero(there).tolist()]
-            lost = [some[i] for i in np.flatnonzero(~there).tolist()]
-            out[table] = found[there], here
+            lost = some.some(np.flatnonzero(~there))
+            out[table] = found[there], some.some(np.flatnonzero(there))
             if table == "switch":
                 lost = self._show_on_nodes(lost, out)
             self._count("unknown_entities", len(lost))
-        self._count("unknown_tables", len(events) - known)
+        self._count("unknown_tables", len(faults) - known)
         return {table: held for table, held in out.items() if held[1]}
 
-    def _show_on_nodes(
-        self, events: list[FaultReported], out: dict[str, tuple[I32, list[FaultReported]]]
-    ) -> list[FaultReported]:
+    def _show_on_nodes(self, faults: FaultColumns, out: dict[str, tuple[I32, FaultColumns]]) -> FaultColumns:
         """Assign faults of switches that the site does not list to their nodes."""
-        found = [self.site.entity("node", event.name.rpartition("/")[0]) for event in events]
-        nodes = [node for node in found if node is not None]
-        if nodes:
-            entities, some = out.get("node", (np.zeros(0, np.int32), []))
-            shown = [event for event, node in zip(events, found, strict=True) if node is not None]
-            out["node"] = np.concatenate([entities, np.array(nodes, np.int32)]), some + shown
-        return [event for event, node in zip(events, found, strict=True) if node is None]
+        nodes = self.site.entities("node", [name.rpartition("/")[0] for name in faults.names])
+        known = nodes >= 0
+        if known.any():
+            shown = [faults.some(np.flatnonzero(known))]
+            entities, some = out.get("node", (np.zeros(0, np.int32), None))
+            shown = shown if some is None else [some, *shown]
+            out["node"] = np.concatenate([entities, nodes[known]]), FaultColumns.joined(shown)
+        return faults.some(np.flatnonzero(~known))
 
-    def _take(self, table: str, entity: I32, events: list[FaultReported], jobs: JobSlots | None) -> bool:
-        batch, wanted = self._batch(table, entity, events)
+    def _take(self, table: str, entity: I32, faults: FaultColumns, jobs: JobSlots | None) -> bool:
+        batch, wanted = self._batch(table, entity, faults)
         if not wanted.all():
             index = np.flatnonzero(wanted)
-            batch, events = batch.some(index), [events[i] for i in index.tolist()]
+            batch, faults = batch.some(index), faults.some(index)
         counts = self._heard.get(table)
         if counts is None:
             self._heard[table] = counts = self._new_counts(table)
@@ -268,12 +265,12 @@ class FaultBook(EntityState):
         self._count("heard_twice", int((~fresh).sum()))
         self._count("unknown_codes", int((batch.row == 0).sum()))
         asked, grave = CATALOGUE.action[batch.row], CATALOGUE.grave[batch.row].copy()
-        cured = self._read_words(batch, events, asked, grave)
+        cured = self._read_words(batch, faults, asked, grave)
         answered = batch.dated & (batch.at_ns <= self._returned_ns(table)[batch.entity])
         self._count("before_return", int((answered & fresh).sum()))
         asked[~fresh | answered], grave[~fresh | answered] = 0, False
         self._ask(table, batch, asked, grave, cured & fresh)
-        self._note_details(table, batch, events)
+        self._note_details(table, batch, faults)
         if table == "gpu":
             self._software.receive(batch, fresh, jobs, self.now_ns)
         return bool(grave.any())
@@ -309,10 +306,9 @@ class FaultBook(EntityState):
             before = [all(f.at_ns <= since_ns[i] for f in self.of(table, i)) for i in open_now.tolist()]
             opened.drop(open_now[np.array(before, np.bool_)])
 
-    def _batch(self, table: str, entity: I32, events: list[FaultReported]) -> tuple[Batch, Bool]:
-        """Return columns of events, within bounds, and the mask of those to count [k]."""
-        code = _whole([e.code for e in events])
-        times, at_ns = _whole([e.count for e in events]), _whole([e.at_ns for e in events])
+    def _batch(self, table: str, entity: I32, faults: FaultColumns) -> tuple[Batch, Bool]:
+        """Return columns of faults, within bounds, and the mask of those to count [k]."""
+        code, times, at_ns = faults.code, faults.times, faults.at_ns
         absurd = (code < 0) | (code > MAX_CODE)
         self._count("absurd_codes", int(absurd.sum()))
         code = np.where(absurd, MAX_CODE, code)
@@ -334,13 +330,13 @@ class FaultBook(EntityState):
         row = CATALOGUE.rows(code, table)
         return Batch(entity, code, row, at_ns, times, dated), wanted
 
-    def _read_words(self, batch: Batch, events: list[FaultReported], asked: U8, grave: Bool) -> Bool:
+    def _read_words(self, batch: Batch, faults: FaultColumns, asked: U8, grave: Bool) -> Bool:
         """Grade codes by the words of their report; returns the mask of GPUs that report no needed action
         [k]."""
-        cured = np.zeros(len(events), np.bool_)
+        cured = np.zeros(len(faults), np.bool_)
         for i in np.flatnonzero(CATALOGUE.text[batch.row]).tolist():
             entry = CATALOGUE.entries[batch.row[i]]
-            asked[i], grave[i] = read_detail(entry, events[i].detail)
+            asked[i], grave[i] = read_detail(entry, faults[i].detail)
             cured[i] = entry.text == "recovery" and asked[i] == 0
         return cured
 
@@ -353,10 +349,10 @@ class FaultBook(EntityState):
                 opened.resolve(batch.entity[stop : stop + 1], REBOOT, int(batch.at_ns[stop]))
             start = stop
 
-    def _note_details(self, table: str, batch: Batch, events: list[FaultReported]) -> None:
+    def _note_details(self, table: str, batch: Batch, faults: FaultColumns) -> None:
         """Note the words of the first faults only: a storm repeats them."""
         details, some = self._details, slice(MAX_NOTED)
-        of = zip(batch.entity[some].tolist(), batch.code[some].tolist(), events[some], strict=True)
+        of = zip(batch.entity[some].tolist(), batch.code[some].tolist(), faults[some], strict=True)
         for entity, code, event in of:
             if event.detail:
                 key = (table, entity, code)
@@ -437,8 +433,10 @@ class FaultBook(EntityState):
         """Return (names of classes, decayed counts of the last day [n_class, n_gpu]); valid until the next
         call."""
         counts = self._heard.get("gpu")
-        self._by_class[:] = 0
-        return CLASSES, self._by_class if counts is None else counts.by_class(self._by_class)
+        if counts is None:
+            self._by_class[:] = 0
+            return CLASSES, self._by_class
+        return CLASSES, counts.by_class(self._by_class)
 
     def of(self, table: str, entity: int) -> tuple[ReportedFault, ...]:
         """Return the last faults of a device, the newest last: the newest three of a code, one with its
@@ -472,11 +470,3 @@ class FaultBook(EntityState):
         oldest_ns = self.now_ns - SPANS_S[-1] * NS
         self._replaced = {key: at_ns for key, at_ns in self._replaced.items() if at_ns > oldest_ns}
         self._replaced[table, entity] = self.now_ns
-
-
-def _whole(values: list[int]) -> I64:
-    """Return values as int64; a value of more bits becomes -1."""
-    try:
-        return np.array(values, np.int64)
-    except OverflowError:
-        return np.array([v if abs(v) < 2**62 else -1 for v in values], np.int64)

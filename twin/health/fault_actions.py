@@ -124,10 +124,9 @@ class OpenActions(RareState):
             some = np.flatnonzero((asked > 0) & ~stale & (grave == bool(layer)))
             if not len(some):
                 continue
-            # The strongest of each device, of equals the first.
-            order = some[np.lexsort((some, -asked[some].astype(np.int16), entity[some]))]
-            first = np.unique(entity[order], return_index=True)[1]
-            best = order[first]
+            # The strongest of each device, of equals the first: the order is stable
+            order = some[np.lexsort((-asked[some].astype(np.int16), entity[some]))]
+            best = order[np.concatenate([[True], np.diff(entity[order]) != 0])]
             of = entity[best]
             self.late_action[layer, of], self.late_code[layer, of] = asked[best], code[best]
             self.late_ns[layer, of] = now_ns

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from twin import kernels
 from twin.catalogue import F32, I32, I64, NS, Bool
 from twin.health.fault_codes import CATALOGUE, CLASSES, MAX_CODE
 from twin.telemetry import OWN, OldOfNew, RareState, column, scalar
@@ -22,7 +23,6 @@ KEPT_ALIKE = 3  # of one device and code that are kept one by one
 MAX_CODES, MAX_UNKNOWN = 32, 8  # of one device; what comes above is counted together as MAX_CODE
 SPARE_PAIRS = 10_000
 FADE_S = 86_400.0  # in which a decayed count falls to 1/e
-_FULL = 2**16 - 1
 REFRESH_S = 1e6  # after which decayed counts are written anew, long before they overflow
 _COLUMNS = ("entity", "code", "row", "ring_at", "ring_heard", "ring_times")
 
@@ -121,50 +121,30 @@ class FaultCounts(RareState):
 
         A fault of the same device and code at the same instant by the device's clock is the same one.
         """
-        own, of_own = self._pairs(batch)
-        pair = own[of_own]
+        pair = self._pairs(batch)
         order = np.lexsort((batch.at_ns, pair))  # by pair, then by instant, then as they came
-        fresh = self._fresh(pair, batch, order)
-        every = bool(fresh.all())
-        if not every:
-            of_own, order = of_own[fresh], (np.cumsum(fresh) - 1)[order[fresh[order]]]
-            pair, batch = pair[fresh], batch.some(fresh)
-        means = ~CATALOGUE.ignore[self.row[own]]
-        for span in range(len(SPANS_S)):
-            self._count(span, own, of_own, batch, means)
-        self._remember(pair, batch.at_ns, batch.times, order, received_ns)
+        fresh = np.empty(len(pair), np.bool_)
+        rings = self.ring_at, self.ring_heard, self.ring_times
+        columns = pair, batch.at_ns, batch.times
+        kernels.keep_newest(order, *columns, batch.dated, *rings, fresh, received_ns)
+        counted = fresh.copy()
+        counted[fresh] = ~CATALOGUE.ignore[self.row[pair[fresh]]]
+        for span, every_s in enumerate(BUCKET_S):
+            into = self.buckets[span], self.sums[span], self.total[span]
+            kernels.count_faults(*columns, batch.entity, fresh, counted, *into, every_s * NS, self.now_ns)
+        self._fade(pair[fresh], batch.at_ns[fresh], batch.times[fresh])
         self.version += 1
         return fresh
 
-    def _count(self, span: int, own: I32, of_own: I64, batch: Batch, means: Bool) -> None:
-        """Add faults to the buckets of a span: fault k is of the pair own[of_own[k]]."""
-        bucket, every_ns = self.buckets[span], BUCKET_S[span] * NS
-        number = batch.at_ns // every_ns
-        numbers = np.unique(number)
-        for one in numbers[self.now_ns // every_ns - numbers < len(bucket)].tolist():
-            grown, row = batch.times, bucket[one % len(bucket)]
-            if len(numbers) > 1:
-                grown = np.where(number == one, grown, 0)
-            more = np.bincount(of_own, grown, len(own)).astype(np.int64)
-            before = row[own].astype(np.int64)
-            after = np.minimum(before + more, _FULL)
-            gained = after - before
-            row[own] = after
-            self.sums[span, own] += gained
-            np.add.at(self.total[span], self.entity[own[means]], gained[means])
-
-    def _pairs(self, batch: Batch) -> tuple[I32, I64]:
-        """Return (the distinct pairs of these faults, created if missing; the pair of each fault)."""
+    def _pairs(self, batch: Batch) -> I32:
+        """Return the pair of each fault [k]; pairs that are missing are created."""
         key = batch.entity.astype(np.int64) * (MAX_CODE + 1) + batch.code
         wanted, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         found = self._look(wanted)
         missing = np.flatnonzero(found < 0)
         if len(missing):
             found[missing] = self._make(wanted[missing], batch.row[first[missing]])
-        if self.merged:  # several codes of a device may be one pair
-            found, again = np.unique(found, return_inverse=True)
-            inverse = again[inverse]
-        return found, inverse
+        return found[inverse]
 
     def _look(self, key: I64) -> I32:
         at = np.searchsorted(self._sorted, key)
@@ -186,7 +166,8 @@ class FaultCounts(RareState):
         self.merged += len(other)
         wanted = np.unique(np.concatenate([key[own], other]))
         wanted = wanted[self._look(wanted) < 0]
-        self._insert(wanted, np.where(np.isin(wanted, key), _row_of(key, row, wanted), 0))
+        at = np.minimum(np.searchsorted(key, wanted), len(key) - 1)
+        self._insert(wanted, np.where(key[at] == wanted, row[at], 0))
         return self._look(np.where(own, key, entity.astype(np.int64) * (MAX_CODE + 1) + MAX_CODE))
 
     def _insert(self, key: I64, row: I32) -> I32:
@@ -203,41 +184,14 @@ class FaultCounts(RareState):
         self._per_device = np.minimum(self._per_device + count, 255).astype(np.uint8)
         return new
 
-    def _fresh(self, pair: I32, batch: Batch, order: I64) -> Bool:
-        """Return the faults that were not reported before, as far as the device's own times show [k].
-
-        `order` sorts them by pair, then by instant, then as they came.
-        """
-        if not batch.dated.any():
-            return np.ones(len(pair), np.bool_)
-        fresh: Bool = ~(batch.dated & (self.ring_at[:, pair] == batch.at_ns).any(axis=0))
-        order = order[batch.dated[order]]
-        of, at_ns = pair[order], batch.at_ns[order]
-        fresh[order[1:][(of[1:] == of[:-1]) & (at_ns[1:] == at_ns[:-1])]] = False
-        return fresh
-
-    def _remember(self, pair: I32, at_ns: I64, times: I64, order: I64, received_ns: int) -> None:
+    def _fade(self, pair: I32, at_ns: I64, times: I64) -> None:
+        """Add faults to the decayed counts."""
         if self.now_ns - self._faded_ns > REFRESH_S * NS:
             self._faded *= np.float32(np.exp(-(self.now_ns - self._faded_ns) / NS / FADE_S))
             self._faded_ns = self.now_ns
         cell = CATALOGUE.kind[self.row[pair]].astype(np.int64) * self.n + self.entity[pair]
         worth = times * np.exp((at_ns - self._faded_ns) / NS / FADE_S)
         np.add.at(self._faded.reshape(-1), cell, worth.astype(np.float32))
-        of, at, many = pair[order], at_ns[order], times[order]
-        last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
-        for back in range(min(KEPT_ALIKE, int(last.max(initial=-1)) + 1) - 1, -1, -1):
-            some = np.flatnonzero(last == back)
-            self._push(of[some], at[some], many[some], received_ns)
-
-    def _push(self, pair: I32, at_ns: I64, times: I64, received_ns: int) -> None:
-        """Add one fault to the ring of each of these pairs, in order of the device's time."""
-        at = np.vstack([self.ring_at[:, pair], at_ns])
-        instants = np.vstack([self.ring_heard[:, pair], np.full(len(pair), received_ns)])
-        many = np.vstack([self.ring_times[:, pair], times])
-        order = np.argsort(at, axis=0, kind="stable")[1:]
-        self.ring_at[:, pair] = np.take_along_axis(at, order, axis=0)
-        self.ring_heard[:, pair] = np.take_along_axis(instants, order, axis=0)
-        self.ring_times[:, pair] = np.take_along_axis(many, order, axis=0)
 
     def keep(self, wanted: Bool) -> None:
         """Keep these pairs alone [size]."""
@@ -314,7 +268,3 @@ class FaultCounts(RareState):
         super().restore({"index": data.get("faded_of"), **data})
         rows = CATALOGUE.rows(np.asarray(data["known"]), self.table)
         self._take({**data, "row": rows}, data["buckets"])
-
-
-def _row_of(key: I64, row: I32, wanted: I64) -> I32:
-    return row[np.minimum(np.searchsorted(key, wanted), len(key) - 1)]

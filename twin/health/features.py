@@ -175,6 +175,14 @@ class _Fold:
         """Return the smallest known value."""
         return self._over(np.fmin, values, np.nan)
 
+    def grid_sum(self, values: F32) -> F64:
+        """Return the sum where all nodes have as many GPUs."""
+        grid = values.reshape(self.n, self.width)
+        out = grid[:, 0].astype(np.float64)
+        for i in range(1, self.width):
+            out += grid[:, i]
+        return out
+
     def sum(self, values: Any) -> Any:
         """Return the sum; adds the few nonzero values one by one."""
         some = values.nonzero()[0]
@@ -232,12 +240,10 @@ def _reported(columns: _Columns, fold: _Fold, book: FaultBook) -> None:
         return
     classes, by_class = book.by_class()
     if fold.width and 8 * len(some) >= len(found):  # of a storm
-        grid = (by_class * (found > 0)).reshape(len(classes), fold.n, fold.width)
-        sums = grid[:, :, 0].astype(np.float64)
-        for i in range(1, fold.width):
-            sums += grid[:, :, i]
-        for name, of_node in zip(classes, sums, strict=True):
-            columns.put(f"faults_{name}", of_node)
+        mask = found > 0
+        for name, counts in zip(classes, by_class, strict=True):  # class by class, as a row fits the cache
+            known = counts.any()
+            columns.put(f"faults_{name}", fold.grid_sum(counts * mask) if known else 0.0)
         return
     node = fold.node_of_gpu[some]
     for name, counts in zip(classes, by_class, strict=True):

@@ -33,6 +33,7 @@ from twin.telemetry import (
     EntityState,
     EpochChanged,
     Event,
+    FaultColumns,
     FaultReported,
     JobSlots,
     NvlinksCounted,
@@ -79,7 +80,7 @@ class HealthState(EntityState):
         self.lemons, self.wear = Lemons(site), Wear(site)
         self.verdicts, self.failures = Verdicts(site), Failures(site)
         self.thermal = ThermalHistory(site)
-        self._arrived: list[FaultReported] = []  # since the last tick
+        self._arrived: list[FaultColumns] = []  # since the last tick
         self._counted: list[NvlinksCounted] = []
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
@@ -91,9 +92,9 @@ class HealthState(EntityState):
             self._counted.append(event)
             return
         if isinstance(event, EntityReplaced | SiteChanged):  # these faults are of the device that leaves
-            self._grave |= self.book.receive(self._arrived, now_ns, jobs)
+            self._grave |= self.book.receive(self._take_arrived(), now_ns, jobs)
             self.nvlinks.take(self._counted, now_ns)
-            self._arrived, self._counted = [], []
+            self._counted = []
         if isinstance(event, EpochChanged) and event.returned:
             self.book.take_returns(event.returned, now_ns)
         self.failures.take(event, jobs, now_ns)
@@ -101,18 +102,22 @@ class HealthState(EntityState):
 
     def take_faults(self, faults: Sequence[FaultReported]) -> None:
         """Note faults, in order of arrival."""
-        self._arrived += faults
+        self._arrived.append(FaultColumns.of(faults))
+
+    def _take_arrived(self) -> FaultColumns:
+        arrived, self._arrived = FaultColumns.joined(self._arrived), []
+        return arrived
 
     def update(
         self, state: State, estimator: Estimator, diagnosis: Diagnosis, jobs: JobSlots, windows: Windows
     ) -> None:
         """Update the health after the diagnosis of a tick. Never raises for bad or missing data."""
         # The first look is whole: models that run seldom have no second one for minutes
-        halved = len(self._arrived) >= STORM or (self.site.is_large and self.looked_ns > 0)
-        if self._arrived:
-            self._grave |= self.book.receive(self._arrived, state.now_ns, jobs)
-            self.nvlinks.receive(self._arrived, state.now_ns)
-            self._arrived = []
+        faults = self._take_arrived()
+        halved = len(faults) >= STORM or (self.site.is_large and self.looked_ns > 0)
+        if faults:
+            self._grave |= self.book.receive(faults, state.now_ns, jobs)
+            self.nvlinks.receive(faults, state.now_ns)
         if self._counted:
             self.nvlinks.take(self._counted, state.now_ns)
             self._counted = []

@@ -19,6 +19,7 @@ from twin.contracts import DEGRADED, HEALTHY, UNKNOWN, WATCH
 from twin.site import Site, far_end
 from twin.telemetry import (
     OWN,
+    FaultColumns,
     FaultReported,
     NvlinksCounted,
     OldOfNew,
@@ -159,12 +160,11 @@ class Nvlinks(SparseState):
 
     def receive(self, faults: Sequence[FaultReported], now_ns: int) -> None:
         """Note which link an XID of NVLink 5 names."""
-        for fault in faults:
-            if fault.table != "gpu" or fault.code not in CODES:
-                continue
+        mine, gpus = FaultColumns.of(faults).of_table("gpu", self.site)
+        for k in np.flatnonzero(np.isin(mine.code, CODES) & (gpus >= 0)).tolist():
+            fault, gpu = mine[k], int(gpus[k])
             found = _LINK.search(fault.detail)
-            gpu = self.site.entity("gpu", fault.name) if found else None
-            if found is None or gpu is None or int(found[1]) >= PORTS:
+            if found is None or int(found[1]) >= PORTS:
                 continue
             index = np.array([PORTS * gpu + int(found[1])], np.int32)
             at, there = self.find(index)

@@ -1285,27 +1285,50 @@ static int64_t number_behind(const char *prefix, Py_ssize_t size, const char *te
     return number;
 }
 
-/* Attributes of answers, in this order. */
-static const char *const OF_ANSWER[] = {"id", "control", "command", "generation", "state", "name"};
-#define ANSWER_PARTS 6
+#define MOST_PARTS 7
 
+/* Descriptors of attributes of a type, which are read without a look-up by name. */
 typedef struct {
-    PyObject *descriptor[ANSWER_PARTS];
-    descrgetfunc get[ANSWER_PARTS];
+    PyObject *type, *descriptor[MOST_PARTS];
+    descrgetfunc get[MOST_PARTS];
+    int count;
 } Parts;
 
-static int find_parts(PyObject *type, Parts *parts) {
-    for (int j = 0; j < ANSWER_PARTS; j++) {
-        parts->descriptor[j] = PyObject_GetAttrString(type, OF_ANSWER[j]);
+static void drop_parts(Parts *parts) {
+    for (int j = 0; j < parts->count; j++) Py_CLEAR(parts->descriptor[j]);
+    parts->type = NULL;
+}
+
+static int find_parts(const char *name, PyObject *type, const char *const *attributes, Parts *parts) {
+    drop_parts(parts);
+    for (int j = 0; j < parts->count; j++) {
+        parts->descriptor[j] = PyObject_GetAttrString(type, attributes[j]);
         if (parts->descriptor[j] == NULL) return -1;
         parts->get[j] = (descrgetfunc)PyType_GetSlot(Py_TYPE(parts->descriptor[j]), Py_tp_descr_get);
         if (parts->get[j] == NULL) {
-            PyErr_SetString(PyExc_TypeError, "read_answers: expected objects with slots");
+            PyErr_Format(PyExc_TypeError, "%s: expected objects with slots", name);
             return -1;
         }
     }
+    parts->type = type;
     return 0;
 }
+
+/* Reads the attributes of an object; those that were read before a failure are to be dropped all the same. */
+static int read_parts(const Parts *parts, PyObject *of, PyObject **value) {
+    for (int j = 0; j < parts->count; j++) {
+        value[j] = parts->get[j](parts->descriptor[j], of, parts->type);
+        if (value[j] == NULL) return -1;
+    }
+    return 0;
+}
+
+static void drop_values(PyObject **value, int count) {
+    for (int j = 0; j < count; j++) Py_CLEAR(value[j]);
+}
+
+/* Attributes of answers, in this order. */
+static const char *const OF_ANSWER[] = {"id", "control", "command", "generation", "state", "name"};
 
 /* The place of a text in a tuple, first where the one before it was; -1 for none, -2 with an error set. */
 static Py_ssize_t place_in(PyObject *texts, PyObject *text, Py_ssize_t before) {
@@ -1329,6 +1352,7 @@ KERNEL(read_answers) {
     Parts parts;
     memset(out, 0, sizeof(out));
     memset(&parts, 0, sizeof(parts));
+    parts.count = sizeof(OF_ANSWER) / sizeof(OF_ANSWER[0]);
     const char *prefix = PyUnicode_AsUTF8AndSize(given[2], &size);
     int failed = prefix == NULL, plain = n > 0;
     for (int j = 0; j < 4 && !failed; j++) failed = take_array(given[6 + j], &out[j], "iqqb"[j], 1, __func__, 6 + j) < 0;
@@ -1338,14 +1362,11 @@ KERNEL(read_answers) {
     int64_t *generation = (int64_t *)out[1].data, *number = (int64_t *)out[2].data;
     uint8_t *state = (uint8_t *)out[3].data;
     PyObject *type = n > 0 ? (PyObject *)Py_TYPE(PyList_GetItem(given[0], 0)) : NULL;
-    if (!failed && n > 0) failed = find_parts(type, &parts) < 0;
+    if (!failed && n > 0) failed = find_parts(__func__, type, OF_ANSWER, &parts) < 0;
     for (Py_ssize_t i = 0; i < n && plain && !failed; i++) {
-        PyObject *event = PyList_GetItem(given[0], i), *value[ANSWER_PARTS] = {NULL};
+        PyObject *event = PyList_GetItem(given[0], i), *value[MOST_PARTS] = {NULL};
         plain = (PyObject *)Py_TYPE(event) == type;
-        for (int j = 0; j < ANSWER_PARTS && plain && !failed; j++) {
-            value[j] = parts.get[j](parts.descriptor[j], event, type);
-            failed = value[j] == NULL;
-        }
+        if (plain) failed = read_parts(&parts, event, value) < 0;
         if (plain && !failed) {
             int with_id = PyObject_IsTrue(value[0]);
             int same = PyObject_RichCompareBool(value[1], given[1], Py_EQ);
@@ -1362,12 +1383,255 @@ KERNEL(read_answers) {
             before = how < 0 ? 0 : how;
             next = at < 0 ? PyList_Size(given[5]) : at + 1;
         }
-        for (int j = 0; j < ANSWER_PARTS; j++) Py_XDECREF(value[j]);
+        drop_values(value, parts.count);
     }
-    for (int j = 0; j < ANSWER_PARTS; j++) Py_XDECREF(parts.descriptor[j]);
+    drop_parts(&parts);
     for (int j = 0; j < 4 && !plain; j++) memset(out[j].data, 0, (size_t)n * (size_t)out[j].buffer.itemsize);
     release(out, 4);
     return failed ? NULL : PyLong_FromSsize_t(plain ? named : -1);
+}
+
+/* ---- reports of faults ------------------------------------------------------------------------------- */
+
+static uint64_t little(const uint8_t *at) {
+    uint64_t out = 0;
+    for (int i = 7; i >= 0; i--) out = out << 8 | at[i];
+    return out;
+}
+
+#define MOST_COUNT 65535 /* in a bucket */
+
+#define TURN(x, by) ((x) >> (by) | (x) << (64 - (by)))
+#define MIX(a, b, c, d, x, y)                                                                                      \
+    a += b + (x), d = TURN(d ^ a, 32), c += d, b = TURN(b ^ c, 24);                                                \
+    a += b + (y), d = TURN(d ^ a, 16), c += d, b = TURN(b ^ c, 63)
+
+static const uint64_t BLAKE_IV[8] = {
+    0x6a09e667f3bcc908u, 0xbb67ae8584caa73bu, 0x3c6ef372fe94f82bu, 0xa54ff53a5f1d36f1u,
+    0x510e527fade682d1u, 0x9b05688c2b3e6c1fu, 0x1f83d9abfb41bd6bu, 0x5be0cd19137e2179u,
+};
+static const uint8_t BLAKE_ORDER[10][16] = {
+    {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {14, 10, 4, 8, 9, 15, 13, 6, 1, 12, 0, 2, 11, 7, 5, 3},
+    {11, 8, 12, 0, 5, 2, 15, 13, 10, 14, 3, 6, 7, 1, 9, 4}, {7, 9, 3, 1, 13, 12, 11, 14, 2, 6, 5, 10, 4, 0, 15, 8},
+    {9, 0, 5, 7, 2, 4, 10, 15, 14, 1, 11, 12, 6, 8, 3, 13}, {2, 12, 6, 10, 0, 11, 8, 3, 4, 13, 7, 5, 15, 14, 1, 9},
+    {12, 5, 1, 15, 14, 13, 4, 10, 0, 7, 6, 3, 9, 2, 8, 11}, {13, 11, 7, 14, 12, 1, 3, 9, 5, 0, 15, 4, 8, 6, 2, 10},
+    {6, 15, 14, 9, 11, 3, 0, 8, 12, 2, 13, 7, 1, 4, 10, 5}, {10, 2, 8, 4, 7, 6, 1, 5, 15, 11, 9, 14, 3, 12, 13, 0},
+};
+
+/* BLAKE2b without a key (RFC 7693), of 8 bytes, as a number. */
+static uint64_t blake_of(const uint8_t *text, size_t size) {
+    uint64_t h[8], v[16], m[16];
+    memcpy(h, BLAKE_IV, sizeof(h));
+    h[0] ^= 0x01010000u ^ 8u;
+    for (size_t at = 0, last = 0; !last;) {
+        uint8_t block[128] = {0};
+        size_t many = size - at < sizeof(block) ? size - at : sizeof(block);
+        memcpy(block, text + at, many);
+        at += many;
+        last = at == size;
+        for (int i = 0; i < 16; i++) m[i] = little(block + 8 * i);
+        memcpy(v, h, sizeof(h));
+        memcpy(v + 8, BLAKE_IV, sizeof(h));
+        v[12] ^= at;
+        if (last) v[14] = ~v[14];
+        for (int round = 0; round < 12; round++) {
+            const uint8_t *o = BLAKE_ORDER[round % 10];
+            MIX(v[0], v[4], v[8], v[12], m[o[0]], m[o[1]]);
+            MIX(v[1], v[5], v[9], v[13], m[o[2]], m[o[3]]);
+            MIX(v[2], v[6], v[10], v[14], m[o[4]], m[o[5]]);
+            MIX(v[3], v[7], v[11], v[15], m[o[6]], m[o[7]]);
+            MIX(v[0], v[5], v[10], v[15], m[o[8]], m[o[9]]);
+            MIX(v[1], v[6], v[11], v[12], m[o[10]], m[o[11]]);
+            MIX(v[2], v[7], v[8], v[13], m[o[12]], m[o[13]]);
+            MIX(v[3], v[4], v[9], v[14], m[o[14]], m[o[15]]);
+        }
+        for (int i = 0; i < 8; i++) h[i] ^= v[i] ^ v[i + 8];
+    }
+    return h[0];
+}
+
+/* The checksum of zlib, begun and ended by its complement. */
+static uint32_t crc_on(uint32_t crc, const char *text, Py_ssize_t size) {
+    static uint32_t step[256];
+    if (step[1] == 0)
+        for (uint32_t i = 0; i < 256; i++) {
+            step[i] = i;
+            for (int bit = 0; bit < 8; bit++) step[i] = step[i] >> 1 ^ (step[i] & 1 ? 0xedb88320u : 0u);
+        }
+    for (Py_ssize_t i = 0; i < size; i++) crc = crc >> 8 ^ step[(crc ^ (uint8_t)text[i]) & 0xff];
+    return crc;
+}
+
+/* The bytes of a text, halves of surrogates included; `held` is to be dropped when they were read. */
+static const char *bytes_of(PyObject *text, Py_ssize_t *size, PyObject **held) {
+    const char *out = PyUnicode_AsUTF8AndSize(text, size);
+    *held = NULL;
+    if (out != NULL || !PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return out;
+    PyErr_Clear();
+    char *bytes = NULL;
+    *held = PyUnicode_AsEncodedString(text, "utf-8", "surrogatepass");
+    return *held == NULL || PyBytes_AsStringAndSize(*held, &bytes, size) < 0 ? NULL : bytes;
+}
+
+static int crc_on_text(uint32_t *crc, PyObject *text, const char *end) {
+    Py_ssize_t size;
+    PyObject *held;
+    const char *bytes = bytes_of(text, &size, &held);
+    if (bytes != NULL) *crc = crc_on(crc_on(*crc, bytes, size), end, (Py_ssize_t)strlen(end));
+    Py_XDECREF(held);
+    return bytes == NULL ? -1 : 0;
+}
+
+static int crc_on_number(uint32_t *crc, PyObject *number, int64_t whole) {
+    char digits[24], *at = digits + sizeof(digits);
+    if (whole < 0 || !PyLong_CheckExact(number)) { /* as it writes itself */
+        PyObject *text = PyObject_Format(number, NULL);
+        int failed = text == NULL || crc_on_text(crc, text, " ") < 0;
+        Py_XDECREF(text);
+        return failed ? -1 : 0;
+    }
+    *--at = ' ';
+    do *--at = (char)('0' + whole % 10);
+    while ((whole /= 10) > 0);
+    *crc = crc_on(*crc, at, digits + sizeof(digits) - at);
+    return 0;
+}
+
+/* A number of 63 bits; -1 for one of more. */
+static int64_t whole_of(PyObject *number) {
+    int over = 0;
+    long long out = PyLong_AsLongLongAndOverflow(number, &over);
+    return over != 0 ? -1 : out;
+}
+
+/* Attributes of faults, in this order; the first three are columns. */
+static const char *const OF_FAULT[] = {"code", "count", "at_ns", "id", "table", "name", "detail"};
+
+static int read_fault(PyObject **value, Arg *out, Py_ssize_t i, PyObject *tables, Py_ssize_t *before) {
+    for (int j = 0; j < 3; j++) ROW(int64_t, out[1], j)[i] = whole_of(value[j]);
+    Py_ssize_t at = place_in(tables, value[4], *before), size = 0;
+    if (PyErr_Occurred()) return -1;
+    ((uint8_t *)out[0].data)[i] = (uint8_t)(at < 0 ? 255 : at);
+    *before = at < 0 ? 0 : at;
+    PyObject *held;
+    const char *id = bytes_of(value[3], &size, &held);
+    uint64_t key = id == NULL || size == 0 ? 0 : blake_of((const uint8_t *)id, (size_t)size);
+    Py_XDECREF(held);
+    if (id == NULL) return -1;
+    memcpy((int64_t *)out[2].data + i, &key, sizeof(key));
+    uint32_t crc = ~0u;
+    if (size > 0 && (crc_on_number(&crc, value[0], ROW(int64_t, out[1], 0)[i]) < 0 ||
+                     crc_on_number(&crc, value[1], ROW(int64_t, out[1], 1)[i]) < 0 ||
+                     crc_on_text(&crc, value[4], "\n") < 0 || crc_on_text(&crc, value[5], "\n") < 0 ||
+                     crc_on_text(&crc, value[6], "") < 0))
+        return -1;
+    ((int64_t *)out[3].data)[i] = size > 0 ? (int64_t)(uint32_t)~crc : -1;
+    return 0;
+}
+
+KERNEL(read_faults) {
+    (void)self;
+    if (count != 6 || !PyList_Check(given[0]) || !PyTuple_Check(given[1]) || PyTuple_Size(given[1]) > 255) {
+        PyErr_SetString(PyExc_TypeError, "read_faults: expected a list, a tuple of texts and four arrays");
+        return NULL;
+    }
+    Arg out[4];
+    Parts parts;
+    Py_ssize_t n = PyList_Size(given[0]), before = 0;
+    memset(out, 0, sizeof(out));
+    memset(&parts, 0, sizeof(parts));
+    parts.count = sizeof(OF_FAULT) / sizeof(OF_FAULT[0]);
+    for (int j = 0; j < 4; j++)
+        if (take_array(given[2 + j], &out[j], "bqqq"[j], 1, __func__, 2 + j) < 0) {
+            release(out, 4);
+            return NULL;
+        }
+    for (int j = 0; j < 4; j++)
+        if (out[j].n != n || out[j].k != (j == 1 ? 3 : 1)) return refuse(__func__, "arrays do not fit", out, 4);
+    PyObject *names = PyList_New(n);
+    int failed = names == NULL;
+    for (Py_ssize_t i = 0; i < n && !failed; i++) {
+        PyObject *event = PyList_GetItem(given[0], i), *value[MOST_PARTS] = {NULL};
+        PyObject *type = (PyObject *)Py_TYPE(event);
+        if (type != parts.type) failed = find_parts(__func__, type, OF_FAULT, &parts) < 0;
+        failed = failed || read_parts(&parts, event, value) < 0 || read_fault(value, out, i, given[1], &before) < 0;
+        if (!failed) {
+            Py_INCREF(value[5]);
+            PyList_SetItem(names, i, value[5]);
+        }
+        drop_values(value, parts.count);
+    }
+    drop_parts(&parts);
+    release(out, 4);
+    if (failed) Py_CLEAR(names);
+    return names;
+}
+
+/* Puts the newest of one pair into its ring, which ascends by instants: the oldest goes. */
+static void push_fault(const Arg *rings, int64_t pair, int64_t at_ns, int64_t received_ns, int32_t times) {
+    Py_ssize_t j = 0, kept = rings[0].k;
+    if (kept == 0 || at_ns < ROW(int64_t, rings[0], 0)[pair]) return;
+    for (; j + 1 < kept && ROW(int64_t, rings[0], j + 1)[pair] <= at_ns; j++) {
+        ROW(int64_t, rings[0], j)[pair] = ROW(int64_t, rings[0], j + 1)[pair];
+        ROW(int64_t, rings[1], j)[pair] = ROW(int64_t, rings[1], j + 1)[pair];
+        ROW(int32_t, rings[2], j)[pair] = ROW(int32_t, rings[2], j + 1)[pair];
+    }
+    ROW(int64_t, rings[0], j)[pair] = at_ns;
+    ROW(int64_t, rings[1], j)[pair] = received_ns;
+    ROW(int32_t, rings[2], j)[pair] = times;
+}
+
+KERNEL(keep_newest) {
+    TAKE("qiqqb*Q*Q*IB:");
+    const Arg *a = args, *rings = args + 5;
+    const int64_t *order = (int64_t *)a[0].data, *at_ns = (int64_t *)a[2].data, *times = (int64_t *)a[3].data;
+    const int32_t *pair = (int32_t *)a[1].data;
+    const uint8_t *dated = (uint8_t *)a[4].data;
+    uint8_t *fresh = (uint8_t *)a[8].data;
+    for (int j = 1; j < 3; j++)
+        if (rings[j].k != rings[0].k || rings[j].n != rings[0].n)
+            return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (order[i] < 0 || order[i] >= n || pair[i] < 0 || pair[i] >= rings[0].n)
+            return refuse(__func__, "places do not fit", args, count);
+    for (Py_ssize_t i = 0, end = 0; i < n; i = end) {
+        int64_t of = pair[order[i]], last_ns = 0;
+        int any = 0; /* dated before, at last_ns */
+        for (; end < n && pair[order[end]] == of; end++) {
+            int64_t one = order[end];
+            int again = any && at_ns[one] == last_ns;
+            for (Py_ssize_t j = 0; j < rings[0].k && !again; j++) again = ROW(int64_t, rings[0], j)[of] == at_ns[one];
+            fresh[one] = !(dated[one] && again);
+            if (dated[one]) any = 1, last_ns = at_ns[one];
+        }
+        for (Py_ssize_t k = i; k < end; k++)
+            if (fresh[order[k]]) push_fault(rings, of, at_ns[order[k]], a[9].whole, (int32_t)times[order[k]]);
+    }
+    DONE;
+}
+
+KERNEL(count_faults) {
+    TAKE("iqqibb*H*Q*Q::");
+    const Arg *a = args;
+    const int32_t *pair = (int32_t *)a[0].data, *entity = (int32_t *)a[3].data;
+    const int64_t *at_ns = (int64_t *)a[1].data, *times = (int64_t *)a[2].data;
+    const uint8_t *fresh = (uint8_t *)a[4].data, *counted = (uint8_t *)a[5].data;
+    int64_t *sums = (int64_t *)a[7].data, *total = (int64_t *)a[8].data;
+    int64_t every_ns = a[9].whole, now_ns = a[10].whole, many = a[6].k;
+    if (a[6].n != a[7].n || every_ns <= 0 || now_ns < 0) return refuse(__func__, "arrays do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++)
+        if (pair[i] < 0 || pair[i] >= a[7].n || entity[i] < 0 || entity[i] >= a[8].n || at_ns[i] < 0)
+            return refuse(__func__, "places do not fit", args, count);
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int64_t number = at_ns[i] / every_ns;
+        if (!fresh[i] || now_ns / every_ns - number >= many) continue;
+        uint16_t *cell = ROW(uint16_t, a[6], number % many) + pair[i];
+        int64_t before = *cell, after = before + times[i];
+        *cell = (uint16_t)(after < MOST_COUNT ? after : MOST_COUNT);
+        sums[pair[i]] += *cell - before;
+        if (counted[i]) total[entity[i]] += *cell - before;
+    }
+    DONE;
 }
 
 static PyMethodDef methods[] = {
@@ -1375,7 +1639,8 @@ static PyMethodDef methods[] = {
     NAMED(learn_noise), NAMED(learn_fit), NAMED(fit_sigma), NAMED(hold_power), NAMED(follow_heat), NAMED(far_off), NAMED(fill_nan), NAMED(joint),
     NAMED(follow_steps), NAMED(move_lags), NAMED(beyond), NAMED(expect_power), NAMED(expect_clock), NAMED(compare_linear), NAMED(teach_linear), NAMED(doubt_moves), NAMED(unaccounted), NAMED(learn_cadence),
     NAMED(first_arrival), NAMED(count_up), NAMED(stage_block), NAMED(enters), NAMED(falls), NAMED(latch), NAMED(latch_counts), NAMED(quantise), NAMED(watch_gauges), NAMED(add_deviations),
-    NAMED(narrow), NAMED(limit_moves), NAMED(compare_readbacks), NAMED(power_at_level), NAMED(find_places), NAMED(read_answers),
+    NAMED(narrow), NAMED(limit_moves), NAMED(compare_readbacks), NAMED(power_at_level), NAMED(find_places), NAMED(read_answers), NAMED(read_faults),
+    NAMED(keep_newest), NAMED(count_faults),
     {NULL, NULL, 0, NULL},
 };
 

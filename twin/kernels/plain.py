@@ -5,7 +5,10 @@ Row by row and cell by cell: no result depends on another row, so that compiled 
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from operator import attrgetter
 from typing import Any, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +27,7 @@ GOOD, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 2, 3, 4
 # Memories of a cadence's averages, its longest lag, and the readings of its blocks (`twin.telemetry.cadence`)
 USUAL_GAPS, LAG_GAPS, MOST_LAG_S, BLOCK = 32, 8, 60.0, 64
 SENT, IN_PROGRESS, DONE = 1, 3, 4  # states of a lease (`twin.control.leases`)
+MOST_COUNT = 2**16 - 1  # in a bucket of `twin.health.fault_counts`
 MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`
 
 
@@ -930,3 +934,94 @@ def read_answers(
     state[:] = [states.index(e.state) for e in events]
     find_places([e.name for e in events], known, paths, place)
     return sum(1 for e in events if e.id)
+
+
+def read_faults(
+    events: list[Any], tables: tuple[str, ...], table: U8, numbers: I64, key: I64, mark: I64
+) -> list[str]:
+    """Write the columns [k] of reported faults; returns their names.
+
+    `table` is the place in `tables`, 255 for none of these; `numbers` [3, k] are code, count and instant, -1
+    for one of more than 63 bits. `key` is BLAKE2b of the id, `mark` the checksum of all but the instant, by
+    which two faults of one id are told apart; 0 and -1 without an id.
+    """
+    place = {name: k for k, name in enumerate(tables)}
+    table[:] = [place.get(e.table, 255) for e in events]
+    for row, name in zip(numbers, ("code", "count", "at_ns"), strict=True):
+        row[:] = [v if -(2**63) <= v < 2**63 else -1 for v in map(attrgetter(name), events)]
+    ids = [blake2b(_utf8(e.id), digest_size=8).digest() if e.id else bytes(8) for e in events]
+    key[:] = np.frombuffer(b"".join(ids), "<i8")
+    texts = [f"{e.code} {e.count} {e.table}\n{e.name}\n{e.detail}" for e in events]
+    mark[:] = [crc32(_utf8(text)) if e.id else -1 for e, text in zip(events, texts, strict=True)]
+    return [e.name for e in events]
+
+
+def keep_newest(
+    order: I64,
+    pair: I32,
+    at_ns: I64,
+    times: I64,
+    dated: Bool,
+    ring_at: I64,
+    ring_received: I64,
+    ring_times: I32,
+    fresh: Bool,
+    received_ns: int,
+) -> None:
+    """Keep the newest faults [k] of each pair in its ring [kept, n], in order of their instants.
+
+    `order` sorts them by pair, then by instant, then as they came. Not `fresh` [k] are those that their
+    device dated like another one of their pair: they are not kept.
+    """
+    fresh[:] = ~(dated & (ring_at[:, pair] == at_ns).any(axis=0))
+    again = order[dated[order]]
+    fresh[again[1:][(pair[again[1:]] == pair[again[:-1]]) & (at_ns[again[1:]] == at_ns[again[:-1]])]] = False
+    kept = order[fresh[order]]
+    of = pair[kept]
+    last = np.searchsorted(of, of, side="right") - 1 - np.arange(len(of))  # 0: the newest of its pair
+    for back in range(min(len(ring_at), int(last.max(initial=-1)) + 1) - 1, -1, -1):
+        some = kept[last == back]
+        mine = pair[some]
+        news = at_ns[some], np.full(len(some), received_ns), times[some]
+        rings: tuple[NDArray[Any], ...] = (ring_at, ring_received, ring_times)
+        grown = [np.vstack([ring[:, mine], new]) for ring, new in zip(rings, news, strict=True)]
+        place = np.argsort(grown[0], axis=0, kind="stable")[1:]
+        for ring, values in zip(rings, grown, strict=True):
+            ring[:, mine] = np.take_along_axis(values, place, axis=0)
+
+
+def count_faults(
+    pair: I32,
+    at_ns: I64,
+    times: I64,
+    entity: I32,
+    fresh: Bool,
+    counted: Bool,
+    bucket: NDArray[np.uint16],
+    sums: I64,
+    total: I64,
+    every_ns: int,
+    now_ns: int,
+) -> None:
+    """Add the `fresh` faults [k] to the buckets of `every_ns` of their pairs [many, n], which are full at
+    some time, and what these gain to the `sums` [n] of pairs and, of those `counted`, the `total` by entity.
+
+    Faults older than all buckets are left out. Instants are not negative, and each stands for one or more.
+    """
+    number = at_ns // every_ns
+    some = np.flatnonzero(fresh & (now_ns // every_ns - number < len(bucket)))
+    if not len(some):
+        return
+    cell = number[some] % len(bucket) * bucket.shape[1] + pair[some]
+    of, first, place = np.unique(cell, return_index=True, return_inverse=True)
+    more = np.bincount(place, times[some]).astype(np.int64)
+    row, mine = of // bucket.shape[1], pair[some[first]]
+    before = bucket[row, mine].astype(np.int64)
+    bucket[row, mine] = after = np.minimum(before + more, MOST_COUNT)
+    np.add.at(sums, mine, after - before)
+    means = counted[some[first]]
+    np.add.at(total, entity[some[first]][means], (after - before)[means])
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")

@@ -148,7 +148,6 @@ class Site:
     _rack_of_gpu: I32 | None = None
     _below: tuple[Relation, Relation] | None = field(default=None, init=False)
     _served: tuple[I64, I64] | None = field(default=None, init=False)
-    _asked: tuple[str, list[str], I32] | None = field(default=None, init=False)  # last
     _derived: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -239,14 +238,10 @@ class Site:
         return None if found is None or found < 0 else found
 
     def entities(self, table: str, names: list[str]) -> I32:
-        """Return the indices of many entities [k], as `entity` finds them; -1 for none. Read only."""
-        # several parts ask of the same events in a tick
-        if self._asked is not None and self._asked[:2] == (table, names):
-            return self._asked[2]
+        """Return the indices of many entities [k], as `entity` finds them; -1 for none."""
         index = np.empty(len(names), np.int32)
         self.look_up(table, lambda known, paths: kernels.find_places(names, known, paths, index))
         self.parse_missing(table, index, names.__getitem__)
-        self._asked = table, names, index
         return index
 
     def look_up(self, table: str, find: Callable[[dict[str, int], list[str]], int]) -> None:

@@ -54,6 +54,7 @@ from .events import (
     TargetKind as TargetKind,
     TicksSkipped as TicksSkipped,
 )
+from .fault_columns import FaultColumns as FaultColumns
 from .fault_ids import FaultIds as FaultIds
 from .frame import Counts as Counts, Frame as Frame, TableUpdate as TableUpdate
 from .freshness import STALE_PERIODS as STALE_PERIODS, Freshness as Freshness

@@ -1,23 +1,20 @@
 """Fault ids: ids of known faults, so that a repeated delivery counts once, even after a storm.
 
 Kept as numbers in two generations: when the younger is full, the older is forgotten as a whole. Imports
-events.
+events and their columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Literal
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twin.telemetry.events import FaultReported
+from twin.telemetry.fault_columns import FaultColumns
 
 KEPT = 200_000  # the last ids are remembered, at times twice as many
-_WIDE = 8  # bytes of a number
 Answer = Literal["new", "again", "reused"]
 
 
@@ -37,23 +34,19 @@ class FaultIds:
 
         When it happened does not distinguish two: an agent that reads its log again may date it otherwise.
         """
-        return self.receive_all([event])[0]
+        return self.receive_all(FaultColumns.of([event]))[0]
 
-    def receive_all(self, events: Sequence[FaultReported]) -> list[Answer]:
-        """Check many fault ids, in order of arrival."""
-        try:  # in a storm there are thousands
-            codes = [blake2b(e.id.encode(), digest_size=_WIDE).digest() for e in events]
-            marks = [crc32(_text(e).encode()) for e in events]
-        except UnicodeEncodeError:
-            codes = [blake2b(_utf8(e.id), digest_size=_WIDE).digest() for e in events]
-            marks = [crc32(_utf8(_text(e))) for e in events]
-        keys = np.frombuffer(b"".join(codes), "<u8").tolist()
-        young, old, n = self._young, self._old, len(events)
-        apart = len(young) + n <= self.kept and len(set(keys)) == n
+    def receive_all(self, faults: FaultColumns) -> list[Answer]:
+        """Check many faults, in order of arrival; one without an id is new."""
+        named = faults.mark >= 0
+        keys, marks = faults.key.view(np.uint64)[named].tolist(), faults.mark[named].tolist()
+        young, old = self._young, self._old
+        apart = len(young) + len(keys) <= self.kept and len(set(keys)) == len(keys)
         if apart and young.keys().isdisjoint(keys) and old.keys().isdisjoint(keys):
             young.update(zip(keys, marks, strict=True))
-            return ["new"] * n
-        return [self._receive(key, mark) for key, mark in zip(keys, marks, strict=True)]
+            return ["new"] * len(faults)
+        answers = (self._receive(key, mark) for key, mark in zip(keys, marks, strict=True))
+        return [next(answers) if has_id else "new" for has_id in named.tolist()]
 
     def _receive(self, key: int, mark: int) -> Answer:
         known = self._young.get(key)
@@ -73,15 +66,6 @@ class FaultIds:
     def restore(self, data: dict[str, NDArray[np.uint64]]) -> None:
         """Take over what `dump` gave."""
         self._young, self._old = (dict(zip(*data[name].T.tolist(), strict=True)) for name in ("young", "old"))
-
-
-def _text(event: FaultReported) -> str:
-    """Return a fault without its time: enough to distinguish two faults of one id."""
-    return f"{event.code} {event.count} {event.table}\n{event.name}\n{event.detail}"
-
-
-def _utf8(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
 
 
 def _pairs(ids: dict[int, int]) -> NDArray[np.uint64]:
