@@ -43,6 +43,8 @@ class Fleet:
         self.cap_w = design.gpu_max_w[of].copy()
         self.temp_c = np.full(n, SUPPLY_C)
         self.second, self.level, self.moves_s = 0, np.full(n, 0.5), 20
+        self.weights = (0.45, 0.35, 0.25)  # of SMs, tensor cores and memory in dynamic power
+        self.mix, self.jitter = (0.8, 0.6), 0.0  # tensor and memory beside the SMs; noise of readings
         self.power_w, self.clock_pu = np.zeros(n), np.ones(n)
         self.heat_pu = 1.0  # clock to which heat has slowed all
         self.supply_c, self.leak_w_per_k = SUPPLY_C, 0.0  # leakage: over that at 60 degC
@@ -52,8 +54,8 @@ class Fleet:
         """A second: the load moves on, the GPUs follow, the estimator looks. `change`: other readings."""
         if self.second % self.moves_s == 0:
             self.level = np.clip(self.rng.uniform(0.1, 1.0) + self.rng.normal(0, 0.1, self.n), 0.0, 1.0)
-        sm, tensor, dram = self.level, 0.8 * self.level**1.2, 0.6 * self.level
-        demand = self.dynamic_w * (0.45 * sm + 0.35 * tensor + 0.25 * dram)
+        sm, tensor, dram = self.level, self.mix[0] * self.level**1.2, self.mix[1] * self.level
+        demand = self.dynamic_w * (np.array(self.weights) @ np.stack([sm, tensor, dram]))
         room = np.clip((self.cap_w - self.idle_w) / np.maximum(demand, 1e-9), 0.0, 1.0)
         self.clock_pu = np.minimum(np.maximum(room ** (1.0 / self.gamma), CLOCK_MIN_PU), self.heat_pu)
         leak_w = self.leak_w_per_k * (self.temp_c - 60.0)
@@ -62,6 +64,9 @@ class Fleet:
         self.temp_c = aim + (self.temp_c - aim) * np.exp(-1.0 / self.tau_s)
         self.second += 1
         noise = self.rng.normal(0, 1, (2, self.n)) if self.noisy else np.zeros((2, self.n))
+        if self.jitter:
+            jitter = self.rng.normal(0, self.jitter, (3, self.n))
+            sm, tensor, dram = np.maximum(np.stack([sm, tensor, dram]) + jitter, 0.0)
         values: dict[str, Any] = {
             "gpu.power_w": self.power_w * (1 + 0.005 * noise[0]),
             "gpu.temp_c": np.rint(self.temp_c + 0.3 * noise[1]) if self.noisy else self.temp_c,
@@ -389,6 +394,21 @@ def test_gpus_that_have_idled_so_far_may_draw_what_they_like_once_they_work() ->
             far = max(far, float(np.nanmax(np.abs(z)))) if second >= 400 else far
     assert far < 5.0
     assert np.nanmax(np.abs(found["gpu.power_w"].sigma)) > 10.0, "and knows that it does not know"
+
+
+def test_gpus_that_did_one_work_so_far_may_draw_what_they_like_at_another() -> None:
+    """One work tells the sum of idle and activities alone. Noise of activities tells nothing, and that GPUs
+    differ does not tell how their profile splits the sum, however many they are."""
+    fleet = Fleet(two_racks())
+    fleet.moves_s, fleet.jitter, fleet.weights = 10**9, 0.005, (0.3, 0.5, 0.3)
+    fleet.step()
+    fleet.level = 0.285 * (1 + fleet.rng.normal(0, 0.03, fleet.n))
+    fleet.run(480)
+    for mix, level in (((0.3, 0.8), 0.77), ((0.9, 0.2), 0.73), ((0.0, 0.0), 0.0)):
+        other = copy.deepcopy(fleet)
+        other.mix, other.level = mix, np.full(other.n, level)
+        found = other.run(5).residuals["gpu.power_w"]
+        assert (np.abs(found.measured - found.expected) <= 3.0 * found.sigma).all(), mix
 
 
 @pytest.mark.long

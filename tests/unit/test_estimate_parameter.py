@@ -9,7 +9,17 @@ from twin.catalogue import NS
 from twin.contracts import Residual, confidence_of, confidence_of_many
 from twin.estimation import Parameter
 from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise
-from twin.estimation.parameter import LEAST_PART, MOVE_S, Covariance, Delayed, Fit, Reference, parts_of, solve
+from twin.estimation.parameter import (
+    LEAST_PART,
+    MOVE_S,
+    Covariance,
+    Delayed,
+    Fit,
+    Reference,
+    for_prior,
+    parts_of,
+    solve,
+)
 from twin.telemetry import OWN
 
 
@@ -62,6 +72,20 @@ def test_solving_agrees_with_a_general_solver(k: int) -> None:
         assert variance[:, row] == pytest.approx(np.diag(np.linalg.inv(matrix)))
         x = features[:, row]
         assert sigma[row] ** 2 == pytest.approx(x @ np.linalg.inv(matrix) @ x, rel=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_what_a_row_tells_of_the_mean_of_all_rows_agrees_with_the_marginal_likelihood(k: int) -> None:
+    rng, m = np.random.default_rng(k), 20
+    x = rng.normal(size=(m, 50, k))
+    full, spread = np.einsum("mti,mtj->mij", x, x), rng.uniform(0.05, 5.0, (k, m))
+    moment = rng.normal(size=(k, m))
+    pairs = [(i, j) for i in range(k) for j in range(i, k)]
+    told, of_mean = for_prior(np.stack([full[:, i, j] for i, j in pairs]), moment, spread)
+    for row in range(m):
+        weight = np.linalg.inv(np.linalg.inv(full[row]) + np.diag(spread[:, row] ** 2))
+        assert told[:, row] == pytest.approx([weight[i, j] for i, j in pairs], rel=1e-6, abs=1e-9)
+        assert of_mean[:, row] == pytest.approx(weight @ np.linalg.solve(full[row], moment[:, row]), rel=1e-6)
 
 
 def test_a_prior_is_what_is_known_until_a_fit_has_come_into_use() -> None:

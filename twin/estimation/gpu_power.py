@@ -12,7 +12,7 @@ import numpy as np
 from twin import kernels
 from twin.catalogue import F64, I32, I64, Bool
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, solve
+from twin.estimation.parameter import Covariance, Delayed, Fit, Reference, for_prior, solve
 from twin.estimation.readings import Readings, filled
 from twin.physics import ACTIVITY_WEIGHTS, CLOCK_MIN_PU, EXPONENT, LEAK_PU_PER_K, LEAK_SPREAD_PU_PER_K, capped
 from twin.site import Site
@@ -34,6 +34,8 @@ LEAST_DRAWN_PU = 0.05  # of the highest power, above idle, for the same reason; 
 EXPONENT_LOW, EXPONENT_HIGH = 1.5, 3.5  # what is physically plausible; domain facts give 2.5-3
 EXPONENT_SPREAD, EXPONENT_ERROR = 0.25, 0.5  # of the prior, and of one reading; source: estimate
 EXPONENT_LAW = 0.05  # 1 sigma of the law itself between low and high clocks; source: estimate
+# By which the activities of a GPU at one work differ from what its power shows; source: estimate
+ACTIVITY_NOISE_PU = 0.02
 # A power by the clock so near the cap, of it or of what the exponent leaves open, is the cap;
 # source: estimate
 AT_CAP_PU, AT_CAP_SIGMAS = 0.08, 2.0
@@ -306,10 +308,10 @@ class GpuPower(EntityState):
     def refresh_pool(self) -> None:
         """Update the coefficients of each profile from its GPUs, and the highest clock."""
         group = self.group[self._sample]
-        summed = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.normal]
-        moment = [np.bincount(group, row[self._sample], self.n_group) for row in self.fit.moment]
-        trust = 1.0 / self._design_spread**2
-        self.pool, self.pool_var, _ = solve(np.array(summed), np.array(moment), self._design, trust)
+        told = _beyond_noise(self.fit.normal[:, self._sample], self.fit.moment[:, self._sample])
+        told = for_prior(*told, self._own_spread[:, self._sample])
+        summed = [np.array([np.bincount(group, row, self.n_group) for row in part]) for part in told]
+        self.pool, self.pool_var, _ = solve(summed[0], summed[1], self._design, 1.0 / self._design_spread**2)
         self.top_hz = self._highest(self.clock.in_use[0])[self.group]
 
     def _highest(self, clock_hz: F64) -> F64:
@@ -354,3 +356,23 @@ class GpuPower(EntityState):
             known = self.pool[:, of] if np.isfinite(self.pool[:, of]).all() else self._design[:, of]
             self.set.reset(entity, np.append(known, EXPONENT))
             self.top_hz[entity] = top_hz
+
+
+def _beyond_noise(normal: F64, moment: F64) -> tuple[F64, F64]:
+    """Return the normal equations of m GPUs without what the noise of their activities seems to teach.
+
+    `normal` [10, m], `moment` [4, m]; see `solve`. Activities that hardly move are noise, and no power
+    follows them: a GPU at one work would split its power between idle and each activity with false certainty.
+    With the covariance C of the activities, K^2 C remains, K = C (C + s^2 I)^-1, and as much of its moment.
+    """
+    share = normal / np.maximum(normal[0], 1e-300)
+    mean = share[1:4]
+    spread = share[[[4, 5, 6], [5, 7, 8], [6, 8, 9]]] - mean[:, None] * mean
+    a, b, c = spread + (ACTIVITY_NOISE_PU**2 * np.eye(3))[:, :, None]
+    adjugate = np.stack([np.cross(x, y, axis=0) for x, y in ((b, c), (c, a), (a, b))], axis=1)
+    kept = (spread[:, :, None] * adjugate).sum(axis=1) / (a * adjugate[:, 0]).sum(axis=0)
+    kept = (kept[:, :, None] * kept).sum(axis=1)
+    left = (kept[:, :, None] * spread).sum(axis=1) + mean[:, None] * mean
+    moved = (kept * (moment[1:] - mean * moment[0])).sum(axis=1) + mean * moment[0]
+    of_activity = left[[0, 0, 0, 1, 1, 2], [0, 1, 2, 1, 2, 2]] * normal[0]
+    return np.concatenate([normal[:4], of_activity]), np.concatenate([moment[:1], moved])

@@ -167,6 +167,24 @@ def solve(normal: F64, moment: F64, prior: F64, trust: F64) -> Solution:
     return Solution(theta, variance, np.stack([inverse[i, j] for i in range(k) for j in range(i + 1)]))
 
 
+def for_prior(normal: F64, moment: F64, spread: F64) -> tuple[F64, F64]:
+    """Return the normal equations of the prior's mean; parameters of a row are `spread` [k, m] away from it.
+
+    However many readings a row has, it tells no more of the mean than its own distance from it allows: with
+    S = diag(spread^2) and normal N, (N^-1 + S)^-1 = T - T (N + T)^-1 T, where T = S^-1.
+    """
+    k, m = moment.shape
+    trust = 1.0 / (spread * spread)
+    theta, _, factor = solve(normal, moment, np.zeros((k, m)), trust)
+    rows = [factor[i * (i + 1) // 2 : (i + 1) * (i + 2) // 2] for i in range(k)]
+    told = []
+    for a in range(k):
+        for b in range(a, k):
+            covariance = sum((rows[i][a] * rows[i][b] for i in range(b, k)), np.zeros(m))
+            told.append((trust[a] if a == b else 0.0) - trust[a] * covariance * trust[b])
+    return np.stack(told), trust * theta
+
+
 class Covariance(EntityState):
     """Covariance of k parameters of n rows, by its factor W (see `Solution`). It comes into use as late as
     the parameters in `Delayed` do: what was seen within the last minute has not made these surer."""
