@@ -96,7 +96,7 @@ class Receiver:
             self._put(_key(new), new)
 
     def inherit(self, before: Receiver) -> None:
-        """Take what waits for a receiver that this one replaces, and what it was told of last."""
+        """Take over the queue and the firing alarms of the receiver that this one replaces."""
         self._firing |= before._firing
         for queue in before._queues.values():
             for key, item in queue.items():
