@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, signal_of
 from twin.contracts import NODE_ENDS, FailureLog, action, is_failure
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
@@ -329,8 +329,7 @@ class Lemons(EntityState):
 
     def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
         """Return the nodes that were taken out of service without known evidence."""
-        signal = find_signal("node.service_level_state")
-        assert signal is not None
+        signal = signal_of("node.service_level_state")
         level = now.state.tables["node"].value[signal.row]
         with np.errstate(invalid="ignore"):
             left = (level >= 1.0) & (self.level < 1.0)
