@@ -30,6 +30,7 @@ from twin.catalogue import (
     signal_of,
     text,
 )
+from twin.contracts import finite
 from twin.control import Leases
 from twin.site import hall_count, noun_key
 from twin.telemetry import GOOD, MISSING
@@ -122,11 +123,9 @@ def gpus_of_jobs(live: Runtime) -> int:
 
 def queue(live: Runtime) -> dict[str, float | None]:
     """Jobs and GPUs that wait, as a scheduler says; None where none does."""
-    out: dict[str, float | None] = {}
-    for name in ("job", "gpu"):
-        value = float(current_values(live, f"site.{name}_pending_count")[0])
-        out[f"{name}s"] = value if np.isfinite(value) else None
-    return out
+    return {
+        f"{name}s": finite(current_values(live, f"site.{name}_pending_count")[0]) for name in ("job", "gpu")
+    }
 
 
 def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:
