@@ -11,6 +11,11 @@ from twin.contracts import CommandBatch, Item
 from twin.telemetry import CommandAcked
 
 State = Literal["accepted", "in_progress", "done", "failed"]
+# A policy that withdraws a node again sooner may not know yet that somebody returned it to service: that is
+# read back once a minute, and shall have lasted for a while. source: estimate
+RESUMED_S = 180.0
+# Policies that a hand does not stop: people speak by the one, the other sees water
+OUTRANK = ("operator", "leak_guard")
 
 
 def always() -> bool:
@@ -67,11 +72,12 @@ def order_rows(batch: CommandBatch) -> Iterator[tuple[int, SinkOrder]]:
 
 
 def keep_newest(
-    orders: dict[int, Kept], batch: CommandBatch, make: Callable[[SinkOrder], Kept]
+    orders: dict[int, Kept], batch: CommandBatch, make: Callable[[int, int, int, float], Kept]
 ) -> tuple[list[int], int]:
     """Return (the entities of a batch, the number of its orders that are older than the stored ones).
 
-    `make` gives the record of an order. One that is sent again leaves the record that there is.
+    `make` gives the record of an order from its epoch, number, generation and value. An order that is sent
+    again leaves the record that there is.
     """
     concerned: list[int] = []
     old = 0
@@ -80,7 +86,7 @@ def keep_newest(
         if known is not None and order.key < known.key:
             old += 1
             continue
-        record = make(order)
+        record = make(order.epoch, order.number, order.generation, order.value)
         if known is None or record.key != known.key or not _same(record.value, known.value):
             orders[entity] = record
         concerned.append(entity)

@@ -14,16 +14,16 @@ RESAMPLES = 500
 LEAST_BLOCKS = 2  # fewer blocks give no interval. source: estimate
 
 
-def resampled(n: int, length: int, seed: int, resamples: int = RESAMPLES) -> I64:
+def resampled(n: int, length: int, seed: int) -> I64:
     """Return places of days drawn in blocks of `length` [n_resample, n]; none if that is fewer than
     LEAST_BLOCKS."""
     length = max(length, 1)
     if n < LEAST_BLOCKS * length:
         return np.zeros((0, n), np.int64)
     rng = np.random.default_rng(seed)  # tidy: allow np.random because a bootstrap draws, from the seed given
-    begin = rng.integers(0, n - length + 1, (resamples, -(-n // length)))
+    begin = rng.integers(0, n - length + 1, (RESAMPLES, -(-n // length)))
     drawn = begin[:, :, None] + np.arange(length)
-    return drawn.reshape(resamples, -1)[:, :n]
+    return drawn.reshape(RESAMPLES, -1)[:, :n]
 
 
 def interval(daily: F64, length: int, seed: int) -> tuple[float, float]:

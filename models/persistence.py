@@ -14,14 +14,13 @@ from typing import ClassVar
 import numpy as np
 
 from models.half_widths import LEAST_SPANS, SIDE_SPANS, never_shrinking
-from twin.catalogue import F32, I32, ContractError, digest, find_signal
-from twin.contracts import Forecast, View, read_only
+from twin.catalogue import F32, I32, ContractError, digest, find_signal, signal_of
+from twin.contracts import Z90, Forecast, View, read_only
 from twin.telemetry import EntityState, Sizes, keyed
 
 HORIZONS_S = (60.0, 300.0, 900.0, 3600.0)
 SIGNALS = ("rack.power_w",)
 LOW, HIGH = 0.05, 0.95
-Z90 = 1.6448536269514722  # the normal's 95 % quantile
 _BAND = re.compile(r"[0-9.e+]+:(low|high)")
 MEMORY_STEPS = 600.0  # effective number of steps in the running variance
 
@@ -86,8 +85,7 @@ class Persistence:
         out = []
         for key in self.signals:
             mean = self._seen.last[key]
-            signal = find_signal(key)
-            assert signal is not None
+            signal = signal_of(key)
             horizons_s = sorted(self.horizons_s)
             edges = np.array([self._edges(key, horizon_s) for horizon_s in horizons_s], np.float64)
             # Round their own middle: where values drift, both edges may lie on one side of the last one.

@@ -213,11 +213,6 @@ class Grove:
     def __init__(self, n_feature: int, decisions: _Decisions, forests: Sequence[_Sum]) -> None:
         self.n_feature, self._decisions, self._forests = n_feature, decisions, tuple(forests)
 
-    @property
-    def n_guard(self) -> int:
-        """Return the number of ANDs above subtrees deeper than BITS. Each costs as much as its terms."""
-        return len(self._decisions.guards)
-
     def predict(self, rows: F64) -> F64:
         """Return the prediction of each forest for each row of features: [n_row, n_feature] -> [n_forest,
         n_row].

@@ -65,7 +65,7 @@ class Operator:
         return [p for r in view.requests if (p := self._proposal(view, r)) is not None], memory
 
     def explain(self, view: View, memory: Memory, request: ExplainRequest) -> Explanation:
-        """The standing requests in the order in which they speak: author, interval, end."""
+        """The standing requests in order of precedence: author, interval, end."""
         del memory
         entity, inside = scope_of(view, request)
         rows: list[dict[str, Value]] = []

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 import numpy as np
 
-from connectors.agents.frame import UNKNOWN_PATH
+from connectors.agents.frame import UNKNOWN_PATH, check_sender
 from connectors.allowance import Allowance
 from connectors.dsx import BmsDecoder, Heartbeat
 from connectors.orders import summary_of
@@ -250,7 +250,7 @@ class ResultDecoder:
             result = self._result.decode(message.payload)
         except (ValueError, RecursionError) as error:
             raise BadMessage(f"not a result: {str(error)[:200]}") from error
-        _check_sender(result.sender, path)
+        check_sender(result.sender, path)
         if self.epoch is not None and result.epoch != self.epoch:
             raise BadMessage(f"an answer to epoch {result.epoch}; expected {self.epoch}")
         n = len(result.names)
@@ -300,7 +300,7 @@ class ResultDecoder:
             status = self._status.decode(message.payload)
         except (ValueError, RecursionError) as error:
             raise BadMessage(f"not an agent state: {str(error)[:200]}") from error
-        _check_sender(status.sender, path)
+        check_sender(status.sender, path)
         signal = TABLES["node"].by_name["agent_state"]
         name, t_ns = self.site.name("node", node), message.t_ns
         if status.state == "offline":
@@ -319,11 +319,6 @@ class ResultDecoder:
             behind_ns = arrived_ns - stated_ns
         self._behind_ns[name] = behind_ns
         return min(stated_ns + behind_ns, arrived_ns)
-
-
-def _check_sender(sender: str | None, path: str) -> None:
-    if sender is not None and sender != path:
-        raise BadMessage(f"claims to be {sender[:200]!r} on the topic of {path[:200]!r}")
 
 
 class Publish(Protocol):
@@ -355,10 +350,6 @@ class MqttSink:
         self.name, self.controls = name, controls
         self._site, self._publish, self._integration, self._lapse = site, publish, integration, lapse
         self.sent = 0  # commands, renewals included
-
-    def rebind(self, site: Site) -> None:
-        """Use the names of the changed site."""
-        self._site = site
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
         """Publish a request for each rack. Raises ActuationError, after all the others were sent."""
@@ -398,10 +389,6 @@ class BmsSink:
         self.name, self.controls = name, controls
         self.pulse = Heartbeat(integration)
         self._site, self._decoder, self._publish = site, decoder, publish
-
-    def rebind(self, site: Site) -> None:
-        """Use the names of the changed site."""
-        self._site = site
 
     async def apply(self, commands: tuple[CommandBatch, ...]) -> None:
         """Publish a request for each entity. Raises ActuationError, after all the others were sent."""

@@ -153,7 +153,7 @@ class ItDecoder:
             raise BadMessage(f"not an IT frame: {str(error)[:200]}") from error
         if not 0 < frame.t_ns < 2**62 or other_unit(frame.t_ns):
             raise BadMessage(f"t_ns {frame.t_ns}{other_unit(frame.t_ns)}; expected UTC nanoseconds")
-        _check_sender(frame.sender, message.topic[len(FRAME) :])
+        check_sender(frame.sender, message.topic[len(FRAME) :])
         table, entity = place
         blocks: list[Any] = []
         for kind, columns in (("gpu", frame.gpu), ("node", frame.node)):
@@ -168,7 +168,7 @@ class ItDecoder:
         try:
             is_packed = payload[:1] >= b"\x80"
             event: _ItEvent = (_EVENT_PACKED if is_packed else _EVENT).decode(payload)
-            _check_sender((_SENDER_PACKED if is_packed else _SENDER).decode(payload).sender, path)
+            check_sender((_SENDER_PACKED if is_packed else _SENDER).decode(payload).sender, path)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
             raise BadMessage(f"not an IT event: {str(error)[:200]}") from error
         if not event.id:
@@ -328,7 +328,8 @@ def _check_size(event: _ItEvent) -> None:
             raise BadMessage(f"{name}: expected names of at most {MAX_NODE_NAME} characters")
 
 
-def _check_sender(sender: str | None, path: str) -> None:
+def check_sender(sender: str | None, path: str) -> None:
+    """Raise BadMessage if a payload names another sender than the path in its topic."""
     if sender is not None and sender != path:
         raise BadMessage(f"claims to be {sender[:200]!r} on the topic of {path[:200]!r}")
 
@@ -371,8 +372,8 @@ def encode_json(
     t_ns: int,
     gpu: dict[str, Iterable[float | int | None]],
     node: dict[str, Any] | None = None,
-    sender: str | None = None,
 ) -> bytes:
     """Return the frame as columnar JSON, the open format."""
-    body: dict[str, Any] = {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
-    return msgspec.json.encode(body | ({"from": sender} if sender is not None else {}))
+    return msgspec.json.encode(
+        {"t_ns": t_ns, "gpu": {k: list(v) for k, v in gpu.items()}, "node": node or {}}
+    )

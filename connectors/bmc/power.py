@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from connectors.orders import SinkContext, SinkOrder, State, keep_newest, state_number
@@ -110,11 +111,8 @@ class PowerSink:
             if batch.control != POWER:
                 continue
 
-            def record(order: SinkOrder, of: CommandBatch = batch) -> PowerOrder:
-                row = order.epoch, order.number, order.generation, order.value
-                return PowerOrder(*row, of.policy, of.deadline_ns)
-
-            nodes, old = keep_newest(self._orders, batch, record)
+            make = partial(PowerOrder, policy=batch.policy, deadline_ns=batch.deadline_ns)
+            nodes, old = keep_newest(self._orders, batch, make)
             self.counts["old"] += old
             for node in nodes:
                 if node in self._switches:

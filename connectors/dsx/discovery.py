@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from connectors.dsx.bms import MAX_METADATA_BYTES, MAX_POINT_BYTES, MAX_POINTS, PUB_METADATA
 from connectors.dsx.points import (
     Described,
     Edges,
@@ -30,11 +31,9 @@ from connectors.dsx.points import (
 from connectors.files import BadRow
 from twin.telemetry import Message
 
-MAX_POINTS, MAX_HALLS, MAX_NOTES, MAX_TEMPLATES = 200_000, 64, 500, 64
-MAX_METADATA_BYTES, MAX_TOTAL_BYTES = 65_536, 256 << 20
+MAX_HALLS, MAX_NOTES, MAX_TEMPLATES = 64, 500, 64
 MAX_EDGES = 750_000  # of all servesId; with the names themselves, what a site file may write out
 MAX_STEPS = 10_000_000  # through equipment that the site file does not hold
-PREFIX = "BMS/v1/PUB/Metadata/"
 COOLING = {"Chiller": "chiller", "CoolingTower": "tower"}  # how such a loop rejects heat
 
 Serves = dict[str, list[str]]
@@ -122,15 +121,15 @@ def _points(messages: Iterable[Message | BadRow], topology: _Topology) -> dict[s
     points: dict[str, Edges] = {}
     total_bytes = 0
     for message in messages:
-        if isinstance(message, BadRow) or not message.topic.startswith(PREFIX):
+        if isinstance(message, BadRow) or not message.topic.startswith(PUB_METADATA):
             topology.counts["bad_rows" if isinstance(message, BadRow) else "other_messages"] += 1
             continue
         topology.counts["metadata_messages"] += 1
-        key = message.topic[len(PREFIX) :]
+        key = message.topic[len(PUB_METADATA) :]
         if not message.payload:
             points.pop(key, None)
             continue
-        full = len(points) >= MAX_POINTS or total_bytes > MAX_TOTAL_BYTES
+        full = len(points) >= MAX_POINTS or total_bytes > MAX_POINT_BYTES
         if len(key) > 1024 or len(message.payload) > MAX_METADATA_BYTES or (full and key not in points):
             topology.counts["over_limit"] += 1
             continue

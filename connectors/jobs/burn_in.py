@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -117,13 +118,8 @@ class BurnInSink:
             await self._end(list(self._running))
 
     def _note(self, batch: CommandBatch) -> list[int]:
-        concerned, old = keep_newest(
-            self._orders,
-            batch,
-            lambda order: BurnInOrder(
-                order.epoch, order.number, order.generation, order.value, batch.expires_ns
-            ),
-        )
+        make = partial(BurnInOrder, expires_ns=batch.expires_ns)
+        concerned, old = keep_newest(self._orders, batch, make)
         self.counts["old"] += old
         for entity in concerned:
             self._orders[entity].expires_ns = batch.expires_ns

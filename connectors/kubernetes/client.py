@@ -273,6 +273,6 @@ def page_meta(path: str, page: bytes) -> tuple[str, str]:
     return meta.resource_version or "", meta.continue_ or ""
 
 
-def now_text(now_s: float | None = None) -> str:
-    """Return an instant in the form of Kubernetes."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() if now_s is None else now_s))
+def now_text() -> str:
+    """Return the present instant in the form of Kubernetes."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

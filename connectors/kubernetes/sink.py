@@ -26,17 +26,12 @@ from connectors.kubernetes.nodes import (
 )
 from connectors.kubernetes.objects import KubernetesNode
 from connectors.kubernetes.orders import NodeOrders, NodeWork, path_of
-from connectors.orders import SinkContext
+from connectors.orders import OUTRANK, RESUMED_S, SinkContext
 
 log = logging.getLogger(__name__)
 CONTROL = "node.service_level"
 POLL_S = 5.0  # between two lists of the pods that are leaving
 MUTE_S = 600.0
-# A policy that withdraws a node again sooner may not know yet that somebody opened it: that is read back
-# once a minute, and shall have lasted for a while. source: estimate
-RESUMED_S = 180.0
-# Policies that a hand does not stop: people speak by the one, the other sees water
-OUTRANK = ("operator", "leak_guard")
 AS_BEFORE = "arbiter"  # it commands anew what was in force, under a new term
 
 

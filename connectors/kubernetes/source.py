@@ -19,7 +19,7 @@ from connectors.backoff import Backoff
 from connectors.demand import DemandBook
 from connectors.jobs import skip_start_times
 from connectors.kubernetes.autoscaler import STANDBY, ScaleDowns
-from connectors.kubernetes.client import WATCH_S, ApiError, Away, Expired, KubernetesClient, Params, page_meta
+from connectors.kubernetes.client import WATCH_S, ApiError, Away, Expired, KubernetesClient, page_meta
 from connectors.kubernetes.demand import QUEUES, WORKLOADS, PodDemand
 from connectors.kubernetes.jobs import PodBook, PodLabels
 from connectors.kubernetes.nodes import OWNER, PLACEMENT, SIGNAL, Hosts, level_of, owner_of, placement_of
@@ -67,9 +67,8 @@ class Followed(Generic[Kind]):
         kind: type[Kind],
         whole: Callable[[list[Kind]], Awaitable[None]],
         one: Callable[[Kind, bool], None],
-        params: Params | None = None,
     ) -> None:
-        self.path, self._client, self._params = path, client, params or {}
+        self.path, self._client = path, client
         self._kind: type[Kind] = kind
         self._whole: Callable[[list[Kind]], Awaitable[None]] = whole
         self._one: Callable[[Kind, bool], None] = one
@@ -114,7 +113,7 @@ class Followed(Generic[Kind]):
         self.listed = False
         objects: list[Kind] = []
         version, faults, unread = "", list[str](), dict[str, str | None]()
-        async for page in self._client.pages(self.path, self._params):
+        async for page in self._client.pages(self.path, {}):
             try:
                 some, bad = await asyncio.to_thread(read_items, page, self._kind)
             except BadMessage as error:
@@ -132,7 +131,7 @@ class Followed(Generic[Kind]):
         self.listed, self.version, self.received_ns = True, version or "0", time.time_ns()
 
     async def _watch(self, inlet: Inlet) -> None:
-        params = {**self._params, "resourceVersion": self.version}
+        params = {"resourceVersion": self.version}
         async with aclosing(self._client.watch(self.path, params)) as lines:
             async for line in lines:
                 self.received_ns = time.time_ns()

@@ -95,11 +95,7 @@ class SlurmPlacement(SlurmControl[PlacementOrder]):
 
     def _note(self, batch: CommandBatch) -> list[int]:
         """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
-        concerned, old = keep_newest(
-            self._orders,
-            batch,
-            lambda order: PlacementOrder(order.epoch, order.number, order.generation, order.value),
-        )
+        concerned, old = keep_newest(self._orders, batch, PlacementOrder)
         self.counts["old"] += old
         return concerned
 

@@ -11,8 +11,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from connectors.orders import SinkContext, SinkOrder, keep_newest, state_number, summary_of
+from connectors.orders import (
+    OUTRANK,
+    RESUMED_S,
+    SinkContext,
+    SinkOrder,
+    keep_newest,
+    state_number,
+    summary_of,
+)
 from connectors.slurm.command import (
     AWAY,
     CommandProgress,
@@ -39,11 +48,6 @@ MAX_JOBS = 1000  # requeued in one call
 # A command that Slurm refused for a node is not repeated within this, unless it changes. source: estimate
 REFUSED_S = 30.0
 AGAIN_S = 60.0  # a job that Slurm would not requeue is asked for again after this long
-# A policy that drains a node again sooner may not know yet that somebody resumed it: that is read back
-# once a minute, and shall have lasted for a while. source: estimate
-RESUMED_S = 180.0
-# Policies that a hand does not stop: people speak by the one, the other sees water
-OUTRANK = ("operator", "leak_guard")
 BEFORE = "as commanded before"  # a renewal says no more
 _RANK = {"failed": 2, "in_progress": 1, "done": 0}
 
@@ -127,11 +131,7 @@ class SlurmSink(SlurmControl[LevelOrder]):
     def _note(self, batch: CommandBatch) -> list[int]:
         """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
         why, policy = (BEFORE, "") if batch.renewal else (batch.reason, batch.policy)
-        concerned, old = keep_newest(
-            self._orders,
-            batch,
-            lambda order: LevelOrder(order.epoch, order.number, order.generation, order.value, why, policy),
-        )
+        concerned, old = keep_newest(self._orders, batch, partial(LevelOrder, why=why, policy=policy))
         self.counts["old"] += old
         for entity in concerned:
             if self._orders[entity].level == 0:  # that it is resumed is wanted by us as well

@@ -87,11 +87,7 @@ class SlurmStandby(SlurmControl[StandbyOrder]):
 
     def _note(self, batch: CommandBatch) -> list[int]:
         """Store the commands of a batch, unless a newer one is known; returns the nodes concerned."""
-        concerned, old = keep_newest(
-            self._orders,
-            batch,
-            lambda order: StandbyOrder(order.epoch, order.number, order.generation, order.value),
-        )
+        concerned, old = keep_newest(self._orders, batch, StandbyOrder)
         self.counts["old"] += old
         for entity in concerned:
             self._orders[entity].expires_ns = batch.deadline_ns if batch.final else batch.expires_ns

@@ -48,7 +48,7 @@ def best_rival(score: Score) -> str:
 
 
 def to_rival(held: Cells, other: Cells, columns: Sequence[int]) -> ErrorRatio:
-    """Errors of some series beside those of another forecast from the same origins, where both spoke."""
+    """Errors of some series beside those of another forecast of the same origins, where both exist."""
     if not np.array_equal(held.origins, other.origins):
         raise ContractError("rival: expected forecasts from the same origins")
     at = list(columns)
@@ -116,7 +116,7 @@ def overall(ratios: Sequence[ErrorRatio], seed: int = 0) -> Score:
 
 
 def compare_errors(held: Cells, other: Cells, columns: Sequence[int], seed: int = 0) -> dict[str, object]:
-    """One horizon, where both spoke: errors of both, their ratio with its 90 % interval, and who errs less.
+    """One horizon, where both exist: errors of both, their ratio with its 90 % interval, and who errs less.
 
     `sure`: the interval lies on one side of 1.
     """

@@ -109,7 +109,7 @@ def top(rank: F64, up: Bool, k: int) -> F64:
     return out
 
 
-def reliability(p: F64, y: Bool, bins: int = BINS) -> Score:
+def reliability(p: F64, y: Bool) -> Score:
     """Calibration over bins of equally many pairs: `ece`, `resolution`, and the bins themselves.
 
     Resolution is the variance of the bins' shares: a constant forecast has none. Equal forecasts may lie in
@@ -117,7 +117,7 @@ def reliability(p: F64, y: Bool, bins: int = BINS) -> Score:
     """
     if not len(p):
         return {"ece": np.nan, "resolution": np.nan, "bins": []}
-    parts = np.array_split(np.argsort(p, kind="stable"), bins)
+    parts = np.array_split(np.argsort(p, kind="stable"), BINS)
     rows = [(len(part), float(p[part].mean()), float(y[part].mean())) for part in parts if len(part)]
     n, said, came = np.array(rows).T
     share = n / n.sum()

@@ -62,30 +62,29 @@ def span_log(log: FaultLog, begin_d: float, until_d: float) -> FaultLog:
 def backtest_new_site(
     log: FaultLog,
     prior: FailurePrior,
-    span_d: int = SPAN_D,
     most_spans: int = 0,
     progress: Callable[[float], None] = lambda _: None,
 ) -> NewSiteForecasts:
     """Forecasts of all spans, or of `most_spans` evenly over the log. Raises ContractError for too few."""
-    spans = int((log.until_d - log.begin_d) // span_d)
+    spans = int((log.until_d - log.begin_d) // SPAN_D)
     if spans < LEAST_SPANS:
-        raise ContractError(f"expected a log of {LEAST_SPANS * span_d} days or more, for {LEAST_SPANS} spans")
+        raise ContractError(f"expected a log of {LEAST_SPANS * SPAN_D} days or more, for {LEAST_SPANS} spans")
     chosen = np.arange(spans)
     if 0 < most_spans < spans:
         chosen = np.unique(np.linspace(0, spans - 1, most_spans).round().astype(np.int64))
     parts = []
     for i, which in enumerate(chosen):
-        parts.append(_span(log, prior, log.begin_d + float(which) * span_d, span_d))
+        parts.append(_span(log, prior, log.begin_d + float(which) * SPAN_D))
         progress((i + 1) / len(chosen))
     span = np.repeat(np.arange(len(parts)), [len(y) for y, _ in parts])
     p = {name: np.concatenate([said[m] for _, said in parts]) for m, name in enumerate(METHODS)}
     return NewSiteForecasts(span, np.concatenate([y for y, _ in parts]), p, len(parts))
 
 
-def _span(log: FaultLog, prior: FailurePrior, begin_d: float, span_d: int) -> tuple[Bool, list[F64]]:
+def _span(log: FaultLog, prior: FailurePrior, begin_d: float) -> tuple[Bool, list[F64]]:
     """(who failed, probabilities by method) of one span."""
-    mine = span_log(log, begin_d, begin_d + span_d)
-    days = np.arange(1.0, span_d)
+    mine = span_log(log, begin_d, begin_d + SPAN_D)
+    days = np.arange(1.0, SPAN_D)
     # A node that was under repair when watching began is no candidate until it is back.
     up, later = log.up(days + begin_d), mine.next_start(days)
     theta, faults, fitted = None, 0.0, -np.inf

@@ -73,17 +73,11 @@ def node_sums(known: FaultLog, days: F64) -> Iterator[F64]:
         yield np.stack([away_d + still * day - began_d, count, *decayed])
 
 
-def exposures(known: FaultLog, day: float, span_d: float) -> F64:
-    """The integral of each part over (day, day + span] as long as no further fault comes [n, n_part].
-
-    `known` must be a log as known on `day`.
-    """
-    (sums,) = node_sums(known, np.array([day]))
-    return exposures_of(sums, day - known.begin_d, span_d)
-
-
 def exposures_of(sums: F64, watched_d: float, span_d: float) -> F64:
-    """The same from `node_sums` of a day after so many days of watch [n, n_part]."""
+    """Integral of each part over (day, day + span] as long as no further fault comes [n, n_part].
+
+    `sums`: those of `node_sums` on that day, after so many days of watch.
+    """
     up_d = np.maximum(watched_d - sums[0], 0.0)
     longer = np.log1p(span_d / (PRIOR_DAYS + up_d))
     half_life_d = np.array([RETURN_HALF_LIFE_D, *START_HALF_LIVES_D])

@@ -64,10 +64,10 @@ def likelihood(count: F64, expected: F64, shape: float) -> float:
     return float((gamma - (shape + count) * np.log1p(expected / shape)).sum())
 
 
-def likeliest_shape(count: F64, expected: F64, shapes: Sequence[float] = SHAPES) -> float:
-    """Of `shapes`, the one under which the counts are likeliest."""
-    likelihoods = [likelihood(count, expected, shape) for shape in shapes]
-    return shapes[int(np.argmax(likelihoods))]
+def likeliest_shape(count: F64, expected: F64) -> float:
+    """Of SHAPES, the one under which the counts are likeliest."""
+    likelihoods = [likelihood(count, expected, shape) for shape in SHAPES]
+    return SHAPES[int(np.argmax(likelihoods))]
 
 
 def fit_effects(count: F64, days: F64, factors: Sequence[Factor]) -> Effects:

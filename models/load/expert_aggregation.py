@@ -246,7 +246,7 @@ class ExpertAggregation:
         self._said[slot] = np.concatenate(rows, dtype=np.float32, casting="same_kind")
 
     def weights(self) -> F64:
-        """Weights [n, n_expert] in the last forecast; they sum to 1, or are 0 where no expert spoke."""
+        """Weights [n, n_expert] in the last forecast; they sum to 1; all are 0 where no expert has one."""
         return self._weights.T
 
     def memory(self) -> dict[str, np.ndarray]:

@@ -95,7 +95,6 @@ def best_ahead(
     mttf_s: ArrayLike,
     recall: ArrayLike,
     precision: ArrayLike,
-    answered_s: ArrayLike | None = None,
 ) -> tuple[F64, F64]:
     """Return (interval_s, ettr) of the greatest ETTR with early saves, by golden section."""
     given = (save_s, restart_s, mttf_s, recall, precision)
@@ -103,7 +102,7 @@ def best_ahead(
     save, restart, mttf, known, right = arrays
 
     def worth(interval_s: F64) -> F64:
-        return ettr_ahead(interval_s, save, restart, mttf, known, right, answered_s)
+        return ettr_ahead(interval_s, save, restart, mttf, known, right)
 
     about, _ = best_interval(np.maximum(save, 1e-9), restart, mttf)
     about = np.clip(about, 1e-9, MOST_S / WIDE)

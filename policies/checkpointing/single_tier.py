@@ -28,6 +28,7 @@ FIXED_S = {"fixed_30_min": 1800.0, "fixed_60_min": 3600.0, "fixed_120_min": 7200
 SELDOM_PER_S, OFTEN_PER_S = 1e-24, 1e9
 LEAST_S, MOST_S = 1e-150, 1e12  # what an interval of 0 and of infinity are taken for
 _GOLDEN = 0.5 * (np.sqrt(5.0) - 1.0)
+_STEPS = 60  # of the golden section
 
 
 def young_s(save_s: ArrayLike, mttf_s: ArrayLike) -> F64:
@@ -123,16 +124,16 @@ def per_s(mttf_s: ArrayLike) -> F64:
         return np.clip(1.0 / seconds(mttf_s), SELDOM_PER_S, OFTEN_PER_S)
 
 
-def maximise(worth: Callable[[F64], F64], low_s: F64, high_s: F64, steps: int = 60) -> F64:
+def maximise(worth: Callable[[F64], F64], low_s: F64, high_s: F64) -> F64:
     """The point at which `worth` [n] is greatest between `low_s` and `high_s` [n], each element on its own.
 
-    Golden section on the logarithm of the interval, for a worth with one hill: 60 steps narrow any bracket
+    Golden section on the logarithm of the interval, for a worth with one hill: its steps narrow any bracket
     of 12 decades to 1e-11 of it. Raises nothing; where a bound is NaN, so is the answer.
     """
     a, b = np.log(low_s), np.log(high_s)
     x, y = b - _GOLDEN * (b - a), a + _GOLDEN * (b - a)
     fx, fy = worth(np.exp(x)), worth(np.exp(y))
-    for _ in range(steps):
+    for _ in range(_STEPS):
         left = fx >= fy
         a, b = np.where(left, a, x), np.where(left, y, b)
         probe = np.where(left, b - _GOLDEN * (b - a), a + _GOLDEN * (b - a))

@@ -29,7 +29,7 @@ from policies.leak_guard.evidence import (
     assess,
 )
 from policies.leak_guard.switches import ENDED, POWER, LeakSwitches, orders, switches
-from twin.catalogue import I32, NS, ContractError, find_signal
+from twin.catalogue import I32, NS, ContractError, signal_of
 from twin.contracts import (
     PAGE,
     Columns,
@@ -263,8 +263,7 @@ def _detectors(view: View, found: LeakEvidence, racks: I32) -> DataTable:
     rows: list[dict[str, Value]] = []
     for kind, at in dict.fromkeys(sources):
         key = KEYS[kind]
-        signal = find_signal(key)
-        assert signal is not None
+        signal = signal_of(key)
         rows.append(
             {
                 "entity": site.name(signal.table, at),

@@ -206,10 +206,10 @@ def option_costs(chances: Chances, stays: Bool, broken: Bool, at: Stakes, delays
     return OptionCosts(cost / HOUR_S, option, p * share)
 
 
-def inspection_pays(sure_pu: F64, at: Stakes, delays: Delays | None = None) -> Bool:
+def inspection_pays(sure_pu: F64, at: Stakes) -> Bool:
     """Nodes that passed their test, with the evidence still standing, for which an inspection costs less than
     a return to service [k], by the doubt that is left after such a test."""
-    delays = delays or Delays()
+    delays = Delays()
     sure = np.clip(np.nan_to_num(sure_pu), 0.0, 1.0)
     left = sure * (1.0 - TEST_FINDS_PU) / (1.0 - sure * TEST_FINDS_PU)
     fails_s = at.usual_s + delays.notice_s + at.restart_s + np.where(at.spare, QUEUE_SPARE_S, delays.queue_s)

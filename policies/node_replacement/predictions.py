@@ -24,7 +24,7 @@ from policies.node_replacement.costs import (
 )
 from policies.node_replacement.headroom import load_limits, load_w, present_use, shift_load
 from twin.catalogue import F64, I8, I32, NS, Bool
-from twin.contracts import FAILED_TEST, PASSED, Memory, View, is_failure
+from twin.contracts import FAILED_TEST, PASSED, Memory, View, finite, is_failure
 from twin.telemetry import ColumnSpec
 
 SERVICE = "node.service_level"
@@ -308,8 +308,7 @@ def prediction_accounts(view: View, before: Memory, after: Memory) -> list[dict[
 def _predicted_figures(view: View, memory: Memory, node: int) -> dict[str, Any]:
     """Return the prediction for a node, as plain data; unknown figures are None."""
     names = ("act_gpu_h", "wait_gpu_h", "act_pu", "wait_pu", "use_pu")
-    numbers = {name: float(memory[f"prediction_{name}"][node]) for name in names}
-    known = {name: x if np.isfinite(x) else None for name, x in numbers.items()}
+    known = {name: finite(memory[f"prediction_{name}"][node]) for name in names}
     return {
         "node": view.site.name("node", node),
         "course": OPTIONS[int(memory["prediction_option"][node])],

@@ -30,7 +30,7 @@ from policies.node_replacement.phases import (
 )
 from policies.node_replacement.spare_count import repair_h, spare_pool, spare_pool_of
 from twin.catalogue import F64, I8, I32, NS
-from twin.contracts import ACTIONS, Memory, Proposal, View
+from twin.contracts import ACTIONS, Memory, Proposal, View, finite
 
 SERVICE, TESTED, SINCE = "node.service_level", "node.burn_in_since_s", "job.checkpoint_since_s"
 NO_LIMIT_S = 1e10
@@ -224,7 +224,7 @@ def accounts(view: View, before: Memory, after: Memory) -> list[dict[str, Any]]:
     for account in predicted:
         node = view.site.entity("node", account["node"]) if account["what"] == "gate" else None
         if node is not None:
-            account["repair_gpu_h"] = _finite(after["repair_gpu_h"][node])
+            account["repair_gpu_h"] = finite(after["repair_gpu_h"][node])
     out += predicted[: 240 - len(out)]
     last, now = (int(m["ran_ns"]) for m in (before, after))
     if last and last // POOL_NS != now // POOL_NS:
@@ -273,14 +273,14 @@ def _phase_account(view: View, before: Memory, after: Memory, node: int) -> dict
         "cause": CAUSES[int(after["cause"][node])],
         "course": OPTIONS[int(after["option"][node])],
         "why": RULES[row - 1].why if 0 < row <= len(RULES) else "it was exchanged",
-        "chance_1h_pu": _finite(after["chance_1h_pu"][node]),
-        "chance_24h_pu": _finite(after["chance_24h_pu"][node]),
-        "sure_pu": _finite(after["sure_pu"][node]),
+        "chance_1h_pu": finite(after["chance_1h_pu"][node]),
+        "chance_24h_pu": finite(after["chance_24h_pu"][node]),
+        "sure_pu": finite(after["sure_pu"][node]),
         "offences": int(after["offences"][node]),
         "attempts": int(after["failed_tests"][node]),
         "at_ns": view.now_ns,
     }
-    entry |= {name: _finite(after[name][node]) for name in COSTS}
+    entry |= {name: finite(after[name][node]) for name in COSTS}
     if (
         after["spare_pair"][node]
         and phase != IN_SERVICE
@@ -304,8 +304,3 @@ def _pool_account(view: View) -> dict[str, Any]:
         "sentence": found.sentence,
         "at_ns": view.now_ns,
     }
-
-
-def _finite(value: Any) -> float | None:
-    number = float(value)
-    return number if np.isfinite(number) else None

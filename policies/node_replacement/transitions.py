@@ -17,7 +17,7 @@ from policies.node_replacement.assessment import (
     chances_of,
 )
 from policies.node_replacement.cost_benefit import REPAIR_S, SpareEffect, expected_outcome, terms_of_option
-from policies.node_replacement.evidence import HARDWARE, MENDS, RECURRING, one_of
+from policies.node_replacement.evidence import HARDWARE, MENDS, RECURRING, NodeEvidence, one_of
 from policies.node_replacement.ownership import BY_OTHERS, service_levels
 from policies.node_replacement.phases import (
     AGAIN_S,
@@ -41,6 +41,7 @@ from policies.node_replacement.phases import (
 )
 from policies.node_replacement.predictions import Prediction, limit_use, record_predictions
 from policies.node_replacement.spares import assign_spares, free_spares
+from policies.node_replacement.texts import COSTS
 from twin.catalogue import I8, I32, NS, Bool
 from twin.contracts import Memory, View, action
 
@@ -51,7 +52,6 @@ ASKED_S = 300.0
 RENEW_S = 600.0  # a step that comes into force so late asks for a newer save. source: estimate
 RETURN_S, UNREAD_S = 86_400.0, 300.0  # a return is commanded for so long; where it is never read back
 MOST_COUNTED = 1000  # of tests and offences, far below what their columns hold
-COSTS = ("watch_gpu_h", "cordon_gpu_h", "next_gpu_h", "save_gpu_h", "once_gpu_h")
 
 
 def adopt_replaced(view: View, memory: Memory, fresh: Bool, last_ns: int) -> None:
@@ -144,6 +144,12 @@ def _store_timing(memory: Memory, a: Assessment, now_ns: int) -> None:
     memory["wait_saves_gpu_h"][at] = timing.gain_gpu_h[waits]
 
 
+def _store_evidence(memory: Memory, evidence: NodeEvidence, at: I32) -> None:
+    """Store the evidence of these nodes."""
+    for name in ("chance_1h_pu", "chance_24h_pu", "sure_pu", "cause", "action"):
+        memory[name][at] = getattr(evidence, name)[at]
+
+
 def _store_assessment(memory: Memory, a: Assessment, before: I8, after: I8, moved: Bool) -> None:
     """Store the figures of a decision, which are shown until the next one."""
     decides = moved & one_of(after, (SUSPECT, CORDONED, SAVING, DRAINING)) & a.conditions.bad
@@ -151,15 +157,8 @@ def _store_assessment(memory: Memory, a: Assessment, before: I8, after: I8, move
     # A suspect whose best option changed
     other = (before == SUSPECT) & a.conditions.bad & (a.conditions.option != memory["option"][a.at])
     rows = np.flatnonzero(decides | other)
-    at, e = a.at[rows], a.evidence
-    for name, column in (
-        ("chance_1h_pu", e.chance_1h_pu),
-        ("chance_24h_pu", e.chance_24h_pu),
-        ("sure_pu", e.sure_pu),
-        ("cause", e.cause),
-        ("action", e.action),
-    ):
-        memory[name][at] = column[at]
+    at = a.at[rows]
+    _store_evidence(memory, a.evidence, at)
     memory["option"][at] = a.conditions.option[rows]
     for name, cost in zip(COSTS, a.costs.gpu_h, strict=True):
         memory[name][at] = cost[rows]
@@ -214,15 +213,7 @@ def _take_over(view: View, memory: Memory, a: Assessment, took: I32) -> None:
     memory["withdrawn_ns"][took] = view.now_ns
     _add_offences(memory, took, more)
     memory["level_reached"][took] = np.maximum(a.conditions.level[rows], 1)
-    e = a.evidence
-    for name, column in (
-        ("chance_1h_pu", e.chance_1h_pu),
-        ("chance_24h_pu", e.chance_24h_pu),
-        ("sure_pu", e.sure_pu),
-        ("cause", e.cause),
-        ("action", e.action),
-    ):
-        memory[name][took] = column[took]
+    _store_evidence(memory, a.evidence, took)
 
 
 def _assign_spares(view: View, memory: Memory, left: I32) -> I32:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from policies.power_capping.allocation import LEAST_W
 from twin.catalogue import F64
 from twin.physics import CLOCK_MIN_PU, EXPONENT, capped, dynamic_share_pu, performance_pu, power_at_clock_w
 
@@ -19,7 +20,6 @@ from twin.physics import CLOCK_MIN_PU, EXPONENT, capped, dynamic_share_pu, perfo
 # minimum too low: 0.20 instead cost 29 % energy on an RTX 6000.
 STATIC_PU = 0.28
 BISECTIONS = 40  # of the clock: to 1e-12
-LEAST_W = 1e-9
 LEAST_SPREAD = 1e-4  # sum of squares of 1/s - 1: 1 % of the clock once. Less gives no share. source: estimate
 
 

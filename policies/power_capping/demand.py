@@ -114,8 +114,10 @@ def wants(view: View, peak_w: F64, since_s: float) -> Wants:
 
 
 def current(view: View, key: str) -> Bool:
-    """Entities whose reading is good, or not so old that more than it is to be feared [n]: the second message
-    of a source whose cadence is not known yet is late for no one."""
+    """Return the entities whose reading is good, or recent enough that its worst case is no higher [n].
+
+    Until the cadence of a source is learned, its second message is never late.
+    """
     return np.asarray((view.quality(key) == GOOD) | (view.worst(key) <= view.value(key)), np.bool_)
 
 

@@ -16,7 +16,7 @@ from policies.power_capping.loads import loads_of, rack_power
 from policies.power_capping.nodes import nodes_of
 from policies.power_capping.unreported import learning_s, never_reported
 from twin.catalogue import F64, I64, NS, Bool, clean
-from twin.contracts import ExplainRequest, View, measured
+from twin.contracts import ExplainRequest, View, finite, measured
 from twin.telemetry import GOOD
 
 CAP, NODE_CAP = "gpu.power_cap_w", "node.power_cap_w"
@@ -430,7 +430,7 @@ def notes_of(state: PowerState, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _w(value: Any) -> float | None:
-    return round(float(value), 1) if np.isfinite(value) else None
+    return finite(value, 1)
 
 
 def _pu(load_w: Any, limit_w: Any) -> float | None:

@@ -29,7 +29,7 @@ from policies.power_capping.headroom import (
     policies_of,
 )
 from twin.catalogue import I32, I64, clean
-from twin.contracts import LEASE_STATES, LeaseColumns, entities_within
+from twin.contracts import LEASE_STATES, LeaseColumns, entities_within, finite
 from twin.telemetry import GOOD
 
 MAX_GROUPS = 50
@@ -232,8 +232,8 @@ def _lift(state: PowerState, place: int, target: str) -> dict[str, Any]:
     limit_w = min(limits.budget_w[place], limits.target_w[place])
     load_w, lost_w = state.loads.now_w[place], state.loads.lost_w[place]
     return {"place": state.now.name(site, place), "kind": state.loads.kind[place], "need_w": need_w,
-            "limit_w": float(limit_w) if np.isfinite(limit_w) else None,
-            "load_w": float(load_w) if np.isfinite(load_w) else None,
+            "limit_w": finite(limit_w),
+            "load_w": finite(load_w),
             "lost_w": float(lost_w) if np.isfinite(lost_w) and state.loads.kind[place] == "feeder" else None,
             "limit_from": f"load target {target}" if target else limit_from(state, place, limits),
             "target": target, "target_ends_ns": ends}  # fmt: skip

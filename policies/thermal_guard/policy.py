@@ -26,7 +26,7 @@ from policies.thermal_guard.plan import LOCK
 from policies.thermal_guard.rescue import OFF, ON, POWER, SAVE, SERVICE, STOP, Rescue, proposals, rescue
 from policies.thermal_guard.rise import FAST, SLOW, TEMP, rise
 from policies.thermal_guard.surge import POWERS, TEMPS, TIMES, surge
-from twin.catalogue import I32, NS, control_value, find_signal
+from twin.catalogue import I32, NS, control_value, signal_of
 from twin.contracts import (
     PAGE,
     Columns,
@@ -243,9 +243,8 @@ def _evidence(view: View, found: HeatCaps, code: int, gpu: int) -> dict[str, Val
         left_s = (int(found.until_ns[gpu]) - view.now_ns) / NS
         return dict.fromkeys(EVIDENCE) | {"lift": f"{left_s:.0f} s more inside every guard"}
     at = gpu if key in GPU_KEYS else int(view.site.rack_of_gpu[gpu])
-    limit, signal, feared = view.limit(key), find_signal(key), code % 2 == 1
+    limit, signal, feared = view.limit(key), signal_of(key), code % 2 == 1
     assert limit is not None
-    assert signal is not None
     return {
         "signal": key,
         "unit": signal.unit,

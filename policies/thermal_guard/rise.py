@@ -126,7 +126,7 @@ def _starved(view: View, gpu: I32, risen: Bool) -> Bool:
 def _fitted(view: View, gpu: I32, old: Memory) -> Memory:
     """The sums of both fits with the readings of now; empty where a GPU is not at its lowest cap."""
     now_ns, plan = view.now_ns, plan_of(view, gpu)
-    read_ns = reading_ns(view, TEMP, gpu)
+    read_ns = reading_ns(view, gpu)
     good = view.quality(TEMP)[gpu] == GOOD
     capped = _lowest(view, gpu)
     locked = plan.locked & plan.lock_helps
@@ -166,7 +166,7 @@ def _hot(view: View, gpu: I32, temp_c: F64, shutdown_c: F64) -> Bool:
     return hot
 
 
-def reading_ns(view: View, key: str, gpu: I32) -> np.ndarray:
-    """Instants of the last good readings of some GPUs."""
-    age_ns = np.minimum(view.age_s(key)[gpu] * NS, float(view.now_ns))
+def reading_ns(view: View, gpu: I32) -> np.ndarray:
+    """Instants of the last good temperatures of some GPUs."""
+    age_ns = np.minimum(view.age_s(TEMP)[gpu] * NS, float(view.now_ns))
     return view.now_ns - np.rint(age_ns).astype(np.int64)

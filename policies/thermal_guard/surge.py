@@ -80,7 +80,7 @@ def surge(view: View, memory: Memory) -> tuple[Surge, Memory]:
 def _readings(view: View, memory: Memory) -> Memory:
     """The last three readings of each GPU, the newest first."""
     every = np.arange(view.site.sizes["gpu"], dtype=np.int32)
-    read_ns = reading_ns(view, TEMP, every)
+    read_ns = reading_ns(view, every)
     fresh = (read_ns > memory[TIMES[0]]) & (view.quality(TEMP) == GOOD)
     now = (read_ns, view.value(TEMP), view.believed(POWER))
     every_one = bool(fresh.all())

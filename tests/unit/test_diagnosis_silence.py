@@ -225,17 +225,17 @@ def test_more_than_a_few_of_a_kind_are_one_of_what_is_above() -> None:
     book = CauseBook(places)
     some = [Cause("gpu_off_bus", "gpu", i, evidence=("quiet",), hold_s=0.0) for i in range(MOST_ALIKE)]
     book.update(some, 10 * NS)
-    assert len(book.alarms()) == MOST_ALIKE
+    assert len(book.alarms(book.faults())) == MOST_ALIKE
     more = [*some, Cause("gpu_off_bus", "gpu", 71, hold_s=0.0)]
     book.update(more, 11 * NS)
-    (fault,) = book.alarms()
+    (fault,) = book.alarms(book.faults())
     assert (fault.kind, fault.table, fault.entity, fault.count) == ("gpu_off_bus", "rack", 0, MOST_ALIKE + 1)
     assert "lab/h/r1/node0/gpu0" in fault.evidence[0]
     title = finding_of(fault, places.site).title
     first = "lab/h/r1/node0/gpu0 has fallen off the bus"
     assert title == f"{first}; likewise 20 more GPUs of lab/h/r1", "the rack itself has not"
     book.update([*more, Cause("gpu_off_bus", "gpu", 143, hold_s=0.0)], 12 * NS)
-    (fault,) = book.alarms()
+    (fault,) = book.alarms(book.faults())
     assert (fault.table, fault.entity) == ("cdu", 0)
 
 
@@ -246,11 +246,11 @@ def test_a_full_book_of_many_alike_has_room_for_another_kind_as_grave(kind: str,
     alike = [Cause(many, "node", i, hold_s=0.0) for i in range(MAX_REPORTED + 5)]
     for second in range(3):
         book.update(alike, (10 + second) * NS)
-        assert (len(book.reported), len(book.alarms())) == (MAX_REPORTED, 1)
+        assert (len(book.reported), len(book.alarms(book.faults()))) == (MAX_REPORTED, 1)
     for second in range(3):
         book.update([*alike, Cause(kind, table, 3, hold_s=0.0)], (20 + second) * NS)
         assert len(book.reported) == MAX_REPORTED
-        assert {f.kind for f in book.alarms()} == {many, kind}
+        assert {f.kind for f in book.alarms(book.faults())} == {many, kind}
 
 
 def test_a_crowd_counts_those_that_are_not_named() -> None:
@@ -259,7 +259,7 @@ def test_a_crowd_counts_those_that_are_not_named() -> None:
     named = [Cause("link_down", "node", i, evidence=("dark",), hold_s=0.0) for i in range(10)]
     named[0].more = 90
     book.update(named, 10 * NS)
-    (fault,) = book.alarms()
+    (fault,) = book.alarms(book.faults())
     assert (fault.table, fault.entity, fault.count) == ("rack", 0, 100)
     found = finding_of(fault, places.site)
     assert found.title == "lab/h/r1/node0 is down; likewise 99 more nodes of lab/h/r1"

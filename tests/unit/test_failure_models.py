@@ -17,7 +17,7 @@ from models.failure import (
 from models.failure.decayed_count import PRIOR_CASES, decayed_counts
 from models.failure.fleet_rate import fleet_forecasts, interval, log_pmf, useful_ends
 from models.failure.recalibration import at_level, level
-from models.failure.self_exciting import PARTS, START_HALF_LIVES_D, exposures, node_sums, strengths
+from models.failure.self_exciting import PARTS, START_HALF_LIVES_D, exposures_of, node_sums, strengths
 from tests.support.fault_logs import COUNTS, daily_counts, fleet, log_of
 from twin.catalogue import ContractError
 
@@ -62,7 +62,8 @@ def test_the_level_is_the_share_that_came_of_late() -> None:
 def test_exposures_are_integrals_of_the_parts() -> None:
     log = log_of([(0, 10.0, 12.0, 0), (0, 20.0, 30.0, 0), (1, 28.0, 99.0, 0)], 3, 40.0)
     known, fine = log.known_at(31.0), 2000
-    whole = exposures(known, 31.0, 10.0)
+    (sums,) = node_sums(known, np.array([31.0]))
+    whole = exposures_of(sums, 31.0 - known.begin_d, 10.0)
     at = dict(zip(PARTS, whole.T, strict=True))
     t = (np.arange(fine) + 0.5) * 10.0 / fine
     assert at["mean"].tolist() == [10.0] * 3

@@ -150,7 +150,6 @@ def test_a_new_gpu_is_a_repair_and_a_new_node_has_no_history():
     assert watch.rows()[1] == (9, 10.0, 100.0, "other")
     # the row stays for the fleet, and tells nothing of the node that is there now
     assert log.shared.tolist() == [False, True]
-    assert watch.failures.retired().tolist() == [False, True]
     watch.run(100)
     watch.look.fail(9)  # the new one is dead on arrival: that counts
     watch.run(100)

@@ -112,6 +112,15 @@ def test_an_identity_that_is_known_is_not_queued_and_another_counts_from_its_own
     assert ingest.inbox.counts["counter_jumps"] == 0
 
 
+def test_a_device_that_is_named_in_short_and_stays_counts_on() -> None:
+    ingest = Ingest(site_of(two_racks()), {"gpu:lab/h/r1/node0/gpu0": "S-0001"})
+    ingest.stage([Reading("gpu", 0, "energy_mj", 5_000_000, T)], T)
+    ingest.take(0, T, 1.0)
+    ingest.put_event(EntityReplaced(id="x", table="gpu", name="r1/node0/gpu0", serial="S-0001"))
+    ingest.stage([Reading("gpu", 0, "energy_mj", 5_000_700, T + NS)], T + NS)
+    assert ingest.take(1, T + NS, 1.0).counts[0].gain.tolist() == [[700]]
+
+
 def test_a_fleet_that_starts_at_once_does_not_crowd_out_its_faults(
     ingest: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

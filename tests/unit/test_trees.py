@@ -200,10 +200,9 @@ def test_equals_a_walk_down_any_forest(case: tuple[Packed, F64]) -> None:
     np.testing.assert_allclose(predict_trees(packed, rows), walked(packed, rows), rtol=1e-12, atol=1e-12)
 
 
-def test_deep_trees_have_guards(deep: Packed) -> None:
+def test_a_grove_of_deep_trees_predicts_as_a_walk_does(deep: Packed) -> None:
     grove = unpack_grove([deep])
     rows = on_thresholds(deep, np.random.default_rng(1), 50)
-    assert grove.n_guard > 0
     np.testing.assert_allclose(grove.predict(rows)[0], walked(deep, rows), rtol=1e-12)
 
 

@@ -29,6 +29,7 @@ from twin.catalogue import (
     duration,
     find_signal,
     quantity,
+    signal_of,
     signal_words,
 )
 from twin.contracts import (
@@ -234,7 +235,7 @@ class Findings(EntityState):
         """Entities that live, or replaced one that did, and give no reading that has a limit."""
         column, n = state.tables[table], site.sizes[table]
         guarded, limited = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-        rows = dict.fromkeys(s.row for key in GUARDING[table] if (s := find_signal(key)) is not None)
+        rows = dict.fromkeys(signal_of(key).row for key in GUARDING[table])
         for key, row in zip(GUARDING[table], rows, strict=True):
             if (limit := site.limits.get(key)) is not None:
                 stated = np.isfinite(limit.guard) | np.isfinite(limit.max)
@@ -435,7 +436,7 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
     `levels` [n]: see `Findings.beyond`, as now and as they were. Those that were worse are named first: as
     they ease, one sees that it is the same trouble.
     """
-    signal, limit, read = find_signal(key), site.limits[key], view.believed(key)
+    signal, limit, read = signal_of(key), site.limits[key], view.believed(key)
     level, bound, severity = ("guard", limit.guard, "warning")
     if (levels == 2).any():
         level, bound, severity = ("limit", limit.max, "critical")
@@ -444,7 +445,7 @@ def _beyond(site: Site, view: View, key: str, levels: np.ndarray, before: np.nda
         index = index[np.argsort(-before[index], kind="stable")]
     table, _, name = key.partition(".")
     first = int(index[0])
-    unit = signal.unit if signal is not None and signal.unit != "state" else "count"
+    unit = signal.unit if signal.unit != "state" else "count"
 
     def read_as(value: float) -> str:
         return quantity(float(value), unit, 4)

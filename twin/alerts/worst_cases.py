@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from twin.alerts.never_reported import SHOWN_ENTITIES
-from twin.catalogue import F32, F64, I32, Bool, counted, duration, find_signal, quantity, signal_words
+from twin.catalogue import F32, F64, I32, Bool, counted, duration, quantity, signal_of, signal_words
 from twin.contracts import Fault, Finding, View
 from twin.diagnosis import finding_of
 from twin.estimation import HEATED
@@ -30,17 +30,14 @@ STEP_K, EASED_PU = 1.0, 0.02
 
 def exceeds(key: str, value: F32, bound: F64) -> Bool:
     """Return where a value [k] is on the dangerous side of a bound [k]."""
-    signal = find_signal(key)
-    falling = signal is not None and signal.danger == "low"
-    return np.asarray(value < bound if falling else value > bound, np.bool_)
+    return np.asarray(value < bound if signal_of(key).danger == "low" else value > bound, np.bool_)
 
 
 def eased(key: str, bound: F64) -> F64:
     """The value [k] at which what was beyond a bound is so no longer, on the safe side of it."""
-    signal = find_signal(key)
-    falling, unit = (False, "") if signal is None else (signal.danger == "low", signal.unit)
-    by = np.full_like(bound, STEP_K) if unit in ("degC", "K") else EASED_PU * np.abs(bound)
-    return np.asarray(bound + by if falling else bound - by, np.float64)
+    signal = signal_of(key)
+    by = np.full_like(bound, STEP_K) if signal.unit in ("degC", "K") else EASED_PU * np.abs(bound)
+    return np.asarray(bound + by if signal.danger == "low" else bound - by, np.float64)
 
 
 def may_exceed(site: Site, view: View, key: str, index: I32) -> Bool:
@@ -60,7 +57,7 @@ def worst_cases(site: Site, view: View, members: Mapping[str, I32]) -> tuple[str
 
 
 def feared_findings(site: Site, view: View, excused: Callable[[str], Bool]) -> list[Finding]:
-    """Silent GPUs that may be beyond a limit, and for which a second signal speaks: one finding a limit.
+    """Return a finding per limit for the silent GPUs that may be beyond it, if a second signal indicates so.
 
     `excused(table)`: the mask of entities of which nothing is expected [n].
     """
@@ -98,8 +95,7 @@ def _second_signals(site: Site, view: View, gpu: I32) -> Iterator[tuple[Bool, st
         read = view.value(key)[racks]
         off = (view.quality(key)[racks] == GOOD) & exceeds(key, read, limit.guard[racks])
         if off.any():
-            signal, at = find_signal(key), int(np.argmax(off))
-            assert signal is not None
+            signal, at = signal_of(key), int(np.argmax(off))
             guard = quantity(limit.guard[racks[at]], signal.unit, 4)
             text = f"{signal_words(signal.name)} reads {quantity(read[at], signal.unit, 4)}, guard {guard}"
             yield np.isin(rack, racks[off]), f"{site.name('rack', int(racks[at]))}: {text}"
@@ -128,8 +124,7 @@ def _served(site: Site, fault: Fault, gpu: I32) -> Bool:
 
 
 def _finding(site: Site, view: View, key: str, gpu: I32, evidence: list[str]) -> Finding:
-    signal, first = find_signal(key), int(gpu[0])
-    assert signal is not None
+    signal, first = signal_of(key), int(gpu[0])
     read, worst, bound = view.value(key)[first], view.worst(key)[first], site.limits[key].max[first]
     age_s = view.age_s(key)[first]
     text = (

@@ -18,7 +18,7 @@ from twin.api.answers import MAX_ROWS, Refused, answer, known_query, listed, liv
 from twin.api.runtime import Runtime
 from twin.api.scopes import masks_of, suggestion
 from twin.catalogue import F64, NS, Bool, Signal, clean, did_you_mean, duration, find_signal
-from twin.contracts import FAILED, HEALTHY, UNKNOWN, Z90, Residual
+from twin.contracts import FAILED, HEALTHY, UNKNOWN, Z90, Residual, finite
 from twin.diagnosis import derived_from, measured_signal
 from twin.estimation import (
     LEARNED,
@@ -106,9 +106,9 @@ def comparisons_of(live: Runtime, table: str, row: int) -> list[dict[str, Any]]:
         digits = max(0, int(np.ceil(-np.log10(signal.quantum)))) + 1
         out.append({
             "signal": signal.name, "unit": signal.unit, "state": state,
-            "measured": _number(measured, digits), "expected": _number(expected, digits),
-            "residual": _number(measured - expected, digits),
-            "band": _number(Z90 * float(residual.sigma[row]), digits),
+            "measured": finite(measured, digits), "expected": finite(expected, digits),
+            "residual": finite(measured - expected, digits),
+            "band": finite(Z90 * float(residual.sigma[row]), digits),
             "left_s": round(float(_left_s(live, signal, residual.name)[row]), 0) if learning else None,
             "from": derived_from(residual.name),
         })  # fmt: skip
@@ -130,16 +130,12 @@ def _balances(live: Runtime) -> list[dict[str, Any]]:
         state = "learned" if learned[i] else "learning" if learning[i] else "inputs missing"
         out.append({
             "signal": "power_w", "unit": "W", "state": "not read" if np.isnan(measured) else state,
-            "measured": _number(measured, 1), "expected": _number(expected, 1),
-            "residual": _number(measured - expected, 1), "band": _number(Z90 * float(residual.sigma[i]), 1),
+            "measured": finite(measured, 1), "expected": finite(expected, 1),
+            "residual": finite(measured - expected, 1), "band": finite(Z90 * float(residual.sigma[i]), 1),
             "left_s": round(float(left_s[i] + left[i]), 0) if learning[i] else None,
             "from": f"from the loads of {live.engine.estimator.balances[i].name}",
         })  # fmt: skip
     return out
-
-
-def _number(value: float, digits: int) -> float | None:
-    return round(value, digits) if np.isfinite(value) else None
 
 
 def judged_counts(live: Runtime, reported: Mapping[str, Mapping[str, int]]) -> dict[str, Any] | None:

@@ -21,7 +21,7 @@ from twin.api.actions import new_id, submit
 from twin.api.answers import MAX_ROWS, Refused, answer, body_of, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.catalogue import NS, clean, duration, find_quantity
-from twin.contracts import Forecast, measured
+from twin.contracts import Forecast, finite, measured
 from twin.engine import MAX_STEP_S, MAX_VALUES, EngineView, Outlook
 from twin.report import known_ahead, shown, time_left, why
 from twin.telemetry import events as ev
@@ -74,7 +74,7 @@ def _row(live: Runtime, view: EngineView, key: str) -> tuple[dict[str, Any], boo
     most = max((abs(v) for v in values if v is not None and v == v), default=0.0)
     how = shown(what.unit, float(most))
     row = {"signal": key, "name": live.engine.site.name("site", 0), "unit": what.unit,
-           "now": float(now) if np.isfinite(now) else None, "ahead": ahead,
+           "now": finite(now), "ahead": ahead,
            "shown": {"unit": how.unit, "factor": how.factor, "digits": how.digits}}  # fmt: skip
     return row, any(math.isfinite(float(f.mean[0])) for f in every)
 
@@ -83,7 +83,7 @@ def _ahead(forecast: Forecast, entity: int = 0) -> dict[str, Any]:
     """Return one horizon; without a band, `lo` and `hi` are null."""
     mean, low, high = (float(x[entity]) for x in (forecast.mean, forecast.lo, forecast.hi))
     sure = math.isfinite(mean) and math.isfinite(low) and math.isfinite(high)
-    return {"horizon_s": forecast.horizon_s, "mean": mean if math.isfinite(mean) else None,
+    return {"horizon_s": forecast.horizon_s, "mean": finite(mean),
             "lo": low if sure else None, "hi": high if sure else None,
             "why": clean(why(forecast.basis, row_s(forecast)), 300) if sure else ""}  # fmt: skip
 

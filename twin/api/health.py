@@ -15,7 +15,7 @@ from aiohttp import web
 from twin.api.answers import MAX_ROWS, Refused, answer, listed, live_of, number_of
 from twin.api.runtime import Runtime
 from twin.api.scopes import held_by, suggestion
-from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, find_signal, utc
+from twin.catalogue import F64, I64, NS, TABLES, U8, Bool, clean, duration, signal_of, utc
 from twin.contracts import (
     ACTION_WORDS,
     ACTIONS,
@@ -660,8 +660,7 @@ def missing(live: Runtime, part: str, index: int) -> list[dict[str, Any]]:
         ever, now = reporting_of(live, table, keys)
         if now[entity]:
             continue
-        ages = [float(state.tables[table].age_s(signal, state.now_ns)[entity])
-                for key in keys if (signal := find_signal(key)) is not None]  # fmt: skip
+        ages = [float(state.tables[table].age_s(signal_of(key), state.now_ns)[entity]) for key in keys]
         since = duration(min(ages)) if ever[entity] else ""
         out.append({"what": what, "state": f"silent for {since}" if since else "never reported",
                     "connect": words.comes_from(keys[0])})  # fmt: skip
@@ -735,8 +734,7 @@ def history(live: Runtime, node: int) -> dict[str, Any]:
              "lasted_s": (int(log.end_ns[i] or state.now_ns) - int(log.start_ns[i])) / NS}
             for i in mine[::-1][:SHOWN_FAILURES].tolist()]  # fmt: skip
     first, last = int(site.gpu_start_of_node[node]), int(site.gpu_start_of_node[node + 1])
-    reboots = find_signal("node.reboot_count")
-    assert reboots is not None
+    reboots = signal_of("node.reboot_count")
     column = state.tables["node"]
     known = bool(column.raw[reboots.row, node] >= 0)
     return {"watched_s": (state.now_ns - log.begin_ns) / NS if log.begin_ns else None,

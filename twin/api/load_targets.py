@@ -20,12 +20,11 @@ from twin.api.answers import MAX_ROWS, Refused, answer, body_of, live_of, number
 from twin.api.request_bodies import until
 from twin.api.runtime import Runtime
 from twin.catalogue import NS, clean, did_you_mean
-from twin.contracts import MAX_AHEAD_S, MAX_FEEDERS, MAX_NAME, LoadTarget, finite
+from twin.contracts import MAX_AHEAD_S, MAX_FEEDERS, MAX_LIMIT_W, MAX_NAME, LoadTarget, finite
 from twin.site import Site
 from twin.telemetry import events as ev
 from twin.wiring import LoadNow, load_now, places_of
 
-MAX_LIMIT_W = 1e11  # more than any site draws; a limit beyond it is a wrong unit
 SHOWN_PLACES = 64  # of one target, those with the highest load
 
 

@@ -25,7 +25,7 @@ from twin.api.runtime import Runtime
 from twin.api.scopes import masks_of
 from twin.api.state import alarms_of
 from twin.api.summary import Pulse, quantile, severities
-from twin.catalogue import NS, TABLES, Bool, Signal, TwinError, find_signal
+from twin.catalogue import NS, TABLES, Bool, Signal, TwinError, signal_of
 from twin.contracts import Z90, Explainer, Explanation, KeyFigure
 from twin.engine import Inquiry, explain, topics_of
 from twin.report import health_texts as words
@@ -408,8 +408,8 @@ def margins(live: Runtime) -> Metric:
     metric = GaugeMetricFamily("racktwin_limit_margin", "least distance of a reading from its limit, in unit",
                                labels=["signal", "unit", "limit"])  # fmt: skip
     for key, limit in engine.site.limits.items():
-        signal = find_signal(key)
-        if signal is None or signal.danger not in ("high", "low"):
+        signal = signal_of(key)
+        if signal.danger not in ("high", "low"):
             continue
         table, sign = engine.state.tables[signal.table], 1.0 if signal.danger == "high" else -1.0
         good = table.quality_of(signal, engine.state.now_ns) == GOOD

@@ -34,7 +34,7 @@ from twin.catalogue import (
 from twin.config import packaged_profiles
 from twin.control import ACCEPTED, DONE, EXPIRED, FAILED, IN_PROGRESS, NONE, SENT, Leases
 from twin.estimation import worst_case
-from twin.telemetry import GOOD, QUALITY_NAMES
+from twin.telemetry import QUALITY_NAMES
 
 LEASE_STATES = {NONE: "none", SENT: "sent", ACCEPTED: "accepted", IN_PROGRESS: "in_progress", DONE: "done",
                 FAILED: "failed", EXPIRED: "expired"}  # fmt: skip
@@ -345,19 +345,6 @@ def policy_rows(live: Runtime) -> list[dict[str, Any]]:
              "reasons": [clean(plain_text(x.reason), 300)
                          for x in engine.in_force[p.name] if len(x.index)][:5]}
             for p in engine.policies]  # fmt: skip
-
-
-def good_share(live: Runtime, name: str) -> float | None:
-    """Return the current share of the cells that a table ever reported; None if it never reported."""
-    state = live.engine.state
-    reported = good = 0
-    for signal in TABLES[name].gauges:
-        column = state.tables[name]
-        known = np.isfinite(column.value[signal.row])
-        if known.any():
-            reported += int(known.sum())
-            good += int((known & (column.quality_of(signal, state.now_ns) == GOOD)).sum())
-    return good / reported if reported else None
 
 
 async def sources(request: web.Request) -> web.Response:

@@ -26,10 +26,11 @@ from twin.catalogue import (
     clean,
     control_value,
     find_control,
-    find_signal,
     plain_text,
+    signal_of,
     text,
 )
+from twin.contracts import finite
 from twin.control import Leases
 from twin.site import hall_count, noun_key
 from twin.telemetry import GOOD, MISSING
@@ -122,11 +123,9 @@ def gpus_of_jobs(live: Runtime) -> int:
 
 def queue(live: Runtime) -> dict[str, float | None]:
     """Jobs and GPUs that wait, as a scheduler says; None where none does."""
-    out: dict[str, float | None] = {}
-    for name in ("job", "gpu"):
-        value = float(current_values(live, f"site.{name}_pending_count")[0])
-        out[f"{name}s"] = value if np.isfinite(value) else None
-    return out
+    return {
+        f"{name}s": finite(current_values(live, f"site.{name}_pending_count")[0]) for name in ("job", "gpu")
+    }
 
 
 def ticks(live: Runtime, pulse: Pulse) -> dict[str, Any]:
@@ -299,10 +298,9 @@ def racks(live: Runtime, alarms: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for name in ("supply_temp_c", "return_temp_c", "inlet_temp_c", "flow_lpm"):
         columns[name] = last_values(live, f"rack.{name}")
     hottest, worst = np.full(n, np.nan), np.full(n, np.nan)
-    signal = find_signal("gpu.temp_c")
-    if site.sizes["gpu"] and signal is not None:
+    if site.sizes["gpu"]:
         np.fmax.at(hottest, site.rack_of_gpu, last_values(live, "gpu.temp_c"))
-        np.fmax.at(worst, site.rack_of_gpu, worst_of(live, signal).astype(float))
+        np.fmax.at(worst, site.rack_of_gpu, worst_of(live, signal_of("gpu.temp_c")).astype(float))
     capped = np.zeros(n, np.int64)
     lease = engine.arbiter.leases.get("gpu.power_cap_w")
     if lease is not None and lease.n:
@@ -343,8 +341,7 @@ def ages_s(live: Runtime) -> dict[str, np.ndarray]:
     state, site = live.engine.state, live.engine.site
     out = {}
     for name, key in LATE_SHOWN.items():
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         column, age_s = state.tables[signal.table], np.full(site.sizes["rack"], np.nan)
         late = np.flatnonzero(column.late(signal, state.now_ns))
         at = site.rack_of_gpu[late] if signal.table == "gpu" else late
@@ -355,8 +352,7 @@ def ages_s(live: Runtime) -> dict[str, np.ndarray]:
 
 def current_values(live: Runtime, key: str) -> np.ndarray:
     """Values of a signal where they are good, NaN elsewhere [n]."""
-    signal, state = find_signal(key), live.engine.state
-    assert signal is not None, key
+    signal, state = signal_of(key), live.engine.state
     column = state.tables[signal.table]
     good = column.quality_of(signal, state.now_ns) == GOOD
     out: np.ndarray = np.where(good, column.value[signal.row].astype(float), np.nan)
@@ -367,8 +363,7 @@ def last_values(live: Runtime, key: str) -> np.ndarray:
     """Last good values of a signal, however old, unless something else came since [n]; an old one is shown
     with its age.
     """
-    signal, state = find_signal(key), live.engine.state
-    assert signal is not None, key
+    signal, state = signal_of(key), live.engine.state
     column = state.tables[signal.table]
     bad = ~np.isin(column.quality[signal.row], (GOOD, MISSING))
     out: np.ndarray = np.where(bad, np.nan, column.value[signal.row].astype(float))

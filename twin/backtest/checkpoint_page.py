@@ -118,14 +118,14 @@ def write_drawing(path: Path, svg: str) -> None:
     write_whole(path, f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n')
 
 
-def check_folder(folder: Path | None, names: Sequence[str] = (PAGE, DRAWING)) -> None:
+def check_folder(folder: Path | None) -> None:
     """Try the folder before anything is worked out. Raises ConfigError."""
     from twin.catalogue import ConfigError
 
     if folder is None:
         return
     open_folder(folder)
-    for name in names:
+    for name in (PAGE, DRAWING):
         if (folder / name).is_dir():
             raise ConfigError(f"--report {folder}: {name} in it is a folder; expected a file, or none")
 

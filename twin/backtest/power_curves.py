@@ -29,7 +29,6 @@ TRIALS = {
     "lowest from all": "all but the lowest limit, which is asked for: outside of what was seen",
     "lowest from three": "three upper limits; asked for the lowest: far outside of what was seen",
 }
-METHODS = ("curve", "line", "mean")
 
 
 def trials(n: int) -> dict[str, list[tuple[I64, I64]]]:

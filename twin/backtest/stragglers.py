@@ -97,10 +97,10 @@ class WhatIf:
         return last
 
 
-def what_if(trace: StepTrace, parallel: bool | None = None) -> WhatIf:
-    """Prepare a trace. `parallel`: gradients are exchanged; None = if there is more than one rank."""
+def what_if(trace: StepTrace) -> WhatIf:
+    """Prepare a trace. Gradients are exchanged if there is more than one rank."""
     cells = cells_of(trace)
-    parallel = cells.start_s.shape[2] > 1 if parallel is None else parallel
+    parallel = cells.start_s.shape[2] > 1
     graph = StepGraph(cells.templates, parallel)
     stops, duration = graph.order(), cells.duration_s.copy()
     for stop in stops:
@@ -143,9 +143,9 @@ def _cases(case: WhatIf) -> list[DurationCase]:
     return out
 
 
-def analyse_trace(path: Path, parallel: bool | None = None, gpus_per_worker: int = 1) -> dict[str, Any]:
+def analyse_trace(path: Path, gpus_per_worker: int = 1) -> dict[str, Any]:
     """Result for one trace as plain data. Raises ConfigError."""
-    case = what_if(read_step_trace(path), parallel)
+    case = what_if(read_step_trace(path))
     found = _summary(case)
     cells = case.cells
     took_s = (cells.start_s + cells.duration_s).max(axis=(0, 2)) - cells.start_s.min(axis=(0, 2))

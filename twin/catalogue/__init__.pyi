@@ -23,6 +23,7 @@ from .signals import (
     TABLES as TABLES,
     find_control as find_control,
     find_signal as find_signal,
+    signal_of as signal_of,
 )
 from .text import (
     GLOSSARY as GLOSSARY,

@@ -546,6 +546,11 @@ def find_signal(key: str) -> Signal | None:
     return _SIGNALS.get(key)
 
 
+def signal_of(key: str) -> Signal:
+    """The signal named `table.name`. Raises KeyError if the catalogue has none."""
+    return _SIGNALS[key]
+
+
 def find_control(key: str) -> Control | None:
     """The control named `table.name`, or None."""
     return _CONTROLS.get(key)

@@ -81,14 +81,14 @@ def authority_levels(pairs: Sequence[str], known: Collection[str]) -> dict[str, 
     return out
 
 
-def refuse_existing(option: str, path: Path | None, force: bool | None = None) -> None:
-    """Raise ConfigError if the path exists as a file or as a folder with content.
+def refuse_existing(path: Path | None, force: bool | None = None) -> None:
+    """Raise ConfigError if the path of --out exists as a file or as a folder with content.
 
     `force` allows it; None means that the command never overwrites.
     """
     if path is not None and not force and path.exists() and (not path.is_dir() or any(path.iterdir())):
         remedy = "; --force overwrites it" if force is not None else ""
-        raise ConfigError(f"{option} {path}: exists; expected a new file, or a new or empty folder{remedy}")
+        raise ConfigError(f"--out {path}: exists; expected a new file, or a new or empty folder{remedy}")
 
 
 def is_name(text: str) -> bool:

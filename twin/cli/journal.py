@@ -55,7 +55,7 @@ def run_key(args: argparse.Namespace, out: Console, *_: Console) -> int:
 
     private, public = args.out, args.out.with_name(args.out.name + ".pub")
     for path, text, mode in zip((private, public), make_keys(), (0o600, 0o644), strict=True):
-        refuse_existing("--out", path)
+        refuse_existing(path)
         try:
             atomic_write(path, text, mode)
         except OSError as error:

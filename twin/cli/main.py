@@ -125,7 +125,7 @@ def _written(args: Any, err: Console) -> int:
     from twin.run import atomic_write
 
     path = args.answer_file
-    refuse_existing("--out", path, args.force)
+    refuse_existing(path, args.force)
     if args.format is None and path.suffix in (".json", ".csv" if args.verb.rows else ".json"):
         args.format = path.suffix[1:]
     made, text = _console(WIDE, False)

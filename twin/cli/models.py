@@ -48,7 +48,7 @@ def run_export(args: argparse.Namespace, out: Console, err: Console) -> int:
     from models.failure import site_statistics
 
     epsilon, budget = epsilon_of(args.epsilon, "--epsilon"), epsilon_of(args.budget, "--budget")
-    refuse_existing("--out", args.out, args.force)
+    refuse_existing(args.out, args.force)
     signer = HeadSigner.of_pem(_text(args.sign_key, "--sign-key"), f"--sign-key {args.sign_key}")
     site, log, first_day = _of_run(args) if args.run_folder else _of_events(args, err)
     if not site or len(site) > MAX_SITE or not site.isprintable():
@@ -129,7 +129,7 @@ def _of_run(args: argparse.Namespace) -> tuple[str, Any, int]:
 
 def run_merge(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Merge verified statistics, one file of each site, into a signed prior."""
-    refuse_existing("--out", args.out, args.force)
+    refuse_existing(args.out, args.force)
     signer = HeadSigner.of_pem(_text(args.sign_key, "--sign-key"), f"--sign-key {args.sign_key}")
     trusted = _trusted(args)
     files: list[tuple[str, StatisticsFile]] = []

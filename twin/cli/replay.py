@@ -132,7 +132,7 @@ def refuse_plug_ins(site: Site, where: Path, trusted: str = "") -> Site:
 def run_replay(args: argparse.Namespace, out: Console, err: Console) -> int:
     """Replay, print the summary (or one JSON object), write the report."""
     speed = _speed(args.speed)
-    refuse_existing("--out", args.out)
+    refuse_existing(args.out)
     if args.report is not None and args.report.exists() and not args.report.is_dir():
         raise ConfigError(f"--report {args.report}: is a file; expected a folder")
     native = {form_of(p, args.map) == "native" for p in args.trace} == {True}

@@ -121,7 +121,7 @@ def run_simulate(args: argparse.Namespace, out: Console, err: Console) -> int:
 
 def _prepared(args: argparse.Namespace) -> tuple[Simulation, float, list[str]]:
     """(the simulation at its beginning, seconds to run, what to know of it). Raises ConfigError."""
-    refuse_existing("--out", args.out)
+    refuse_existing(args.out)
     if args.for_s is not None and args.for_s > MAX_HOURS * 3600.0:
         raise ConfigError(f"--for: {duration(args.for_s)}; expected at most {duration(MAX_HOURS * 3600.0)}")
     spec, site = load_site(args.site)

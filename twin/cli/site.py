@@ -131,7 +131,7 @@ def run_discover(args: argparse.Namespace, out: Console, err: Console) -> int:
     if args.out is None:
         out.file.write(text)
     else:
-        refuse_existing("--out", args.out, args.force)
+        refuse_existing(args.out, args.force)
         atomic_write(args.out, text)
     for note in notes:
         print_line(err if args.out is None else out, f"- {clean(note, 2000)}")
@@ -160,7 +160,7 @@ def run_split(args: argparse.Namespace, out: Console, _err: Console) -> int:
         owns = [args.site.parent / "profiles" / f"{name}.yaml" for name in profiles]
         texts |= {args.out / "profiles" / own.name: own.read_text("utf-8") for own in owns if own.is_file()}
     for path in texts:
-        refuse_existing("--out", path, args.force)
+        refuse_existing(path, args.force)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, text)

@@ -1,4 +1,4 @@
-"""Section `fleet` of the configuration: the NATS servers over which halls and their hub speak."""
+"""Section `fleet` of the configuration: the NATS servers that connect halls with their hub."""
 
 from __future__ import annotations
 

@@ -159,8 +159,10 @@ from .journal import (
     read_record as read_record,
 )
 from .load_targets import (
+    END_OF_TIME_NS as END_OF_TIME_NS,
     MAX_AHEAD_S as MAX_AHEAD_S,
     MAX_FEEDERS as MAX_FEEDERS,
+    MAX_LIMIT_W as MAX_LIMIT_W,
     MAX_NAME as MAX_NAME,
     MAX_TARGETS as MAX_TARGETS,
     LoadTarget as LoadTarget,

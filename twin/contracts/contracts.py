@@ -75,7 +75,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An alarm or a diagnosis, with what speaks for it. `id` is stable while the condition lasts."""
+    """An alarm or a diagnosis, with its evidence. `id` is stable while the condition lasts."""
 
     id: str
     severity: str  # info, warning, critical
@@ -292,7 +292,8 @@ class Fault:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Proposes; never acts. `rank` orders policies: the lowest speaks first and cannot be widened.
+    """Proposes and never acts. Policies run in the order of `rank`, the lowest first; none widens the
+    interval of one before it.
 
     The engine asks it every `period_s`, and at urgent ticks too if it is `urgent`. Settings are keyword
     arguments of `__init__`, each with a default; a bad value raises ContractError. Without declared `memory`

@@ -19,11 +19,12 @@ from twin.site import Site
 from twin.telemetry import events as ev
 
 MAX_TARGETS = 1000
+MAX_LIMIT_W = 1e11  # more than any site draws; a limit beyond it is a wrong unit
 KEPT_FREE = 100  # beyond these, for people and files: no grid's side takes all the room
 MAX_FEEDERS = 10_000  # of one target
 MAX_NAME = 200  # characters of a target's name
 MAX_AHEAD_S = 366 * 86_400.0
-_END_OF_TIME_NS = 2**63
+END_OF_TIME_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class LoadTargets:
             return f"a target needs a name of 1 to {MAX_NAME} characters"
         if not 0 <= event.limit_w < np.inf:
             return f"expected a limit_w of 0 or more, got {event.limit_w}"
-        if not (0 <= event.start_ns < _END_OF_TIME_NS and 0 <= event.end_ns < _END_OF_TIME_NS):
+        if not (0 <= event.start_ns < END_OF_TIME_NS and 0 <= event.end_ns < END_OF_TIME_NS):
             return "expected instants in ns since 1970, or 0 for none"
         if event.start_ns - now_ns > MAX_AHEAD_S * NS:
             return "begins in more than a year; expected ns since 1970 (UTC)"

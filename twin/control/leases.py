@@ -189,7 +189,7 @@ class Leases(EntityState):
         return ~np.isnan(self.value[at]) & (self.expires_ns[at] <= soon_ns)
 
     def ack(self, entity: int, generation: int, command: int, state: str) -> bool:
-        """Note a sink's answer; False if it speaks of another device or a superseded command."""
+        """Note a sink's answer; return False for one to another device or a superseded command."""
         if (
             not 0 <= entity < self.n
             or self.generation[entity] != generation

@@ -64,7 +64,7 @@ class ShadowLeases(Leases):
         return np.where(apart, self.value, real.value)
 
     def handed(self, real: Leases) -> F64:
-        """Commands that count as carried out before any read-back [n]; NaN: reality speaks."""
+        """Commands that count as carried out before any read-back [n]; NaN where the read-back counts."""
         return np.where(self.handed_ns > 0, real.value, np.nan)
 
     def obeyed(self, real: Leases, owners: Sequence[int] | None = None) -> F64:

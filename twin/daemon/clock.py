@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from twin.catalogue import NS
+from twin.run import URGENT_GAP_NS
 
-URGENT_GAP_NS = NS // 10  # an urgent frame comes at least 100 ms after the one before
 SLEW_PU = 0.05  # of a tick: how fast a wall clock that stepped back is followed
 STEP_TOLERANCE_NS = NS // 4  # less is noise of the two clocks
 

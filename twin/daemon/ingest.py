@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from twin.catalogue import TABLES
 from twin.contracts import Inlet, Item, Source
-from twin.engine import news
+from twin.engine import news, replaced_entity
 from twin.site import Site, SiteSpec, build_site
 from twin.sources import OTHERS, SourceAccount, SourceLedger, moved
 from twin.telemetry import Block, EntityReplaced, Event, Frame, IdentityTold, Inbox, Reading, SiteChanged
@@ -166,6 +165,6 @@ class Ingest:
 
     def _reset_counters(self, event: EntityReplaced | IdentityTold) -> None:
         """Reset the counters of a replaced device."""
-        entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
-        if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
+        entity = replaced_entity(self._serials, event, self.site)
+        if entity is not None:
             self.inbox.forget(event.table, entity)

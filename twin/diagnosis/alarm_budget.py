@@ -91,10 +91,10 @@ def sum_chance(threshold: float, allowance: float, correlation: float) -> float:
 
 
 @lru_cache(MOST_KEPT)
-def sum_threshold(chance: float, allowance: float, correlation: float = CORRELATION) -> float:
+def sum_threshold(chance: float, allowance: float) -> float:
     """Return the threshold that a two-sided cumulative sum of noise exceeds with at most this chance at a
     reading."""
-    return _bisected(lambda threshold: sum_chance(threshold, allowance, correlation) > chance, 0.0, 1e3)
+    return _bisected(lambda threshold: sum_chance(threshold, allowance, CORRELATION) > chance, 0.0, 1e3)
 
 
 def run_log(chance: float) -> float:

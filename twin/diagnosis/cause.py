@@ -168,16 +168,15 @@ class CauseBook(EntityState):
         """Return the reported faults, gravest first, then oldest."""
         return _in_order([_fault(c) for c in self.reported.values()])
 
-    def alarms(self) -> tuple[Fault, ...]:
-        """Return what people should hear of: as `faults`, but many of one kind count as one of their
-        ancestor."""
-        faults: list[Fault] = []
-        for causes in self._alike().values():
-            if _number(causes) > MOST_ALIKE and self.topology is not None:
-                faults.append(_crowd(causes, self.topology))
-            else:
-                faults += [_fault(c) for c in causes]
-        return _in_order(faults)
+    def alarms(self, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+        """Return the alarms of the reported `faults`: many of one kind are one alarm of their ancestor."""
+        if self.topology is None:
+            return faults
+        crowds = {a: some for a, some in self._alike().items() if _number(some) > MOST_ALIKE}
+        if not crowds:
+            return faults
+        single = [f for f in faults if (f.kind, f.table, f.signal) not in crowds]
+        return _in_order([*single, *(_crowd(some, self.topology) for some in crowds.values())])
 
     def covered(self, symptom: str, n: int) -> np.ndarray | None:
         """Return the entities [n] whose symptom a reported fault explains; None if none does."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, find_signal
+from twin.catalogue import F64, I32, I64, NS, TABLES, Bool, signal_of
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.topology import Topology
 from twin.telemetry import GOOD, EntityState, State, column, keyed, scalar
@@ -37,8 +37,7 @@ PSU_EMPTY_PU, PSU_EMPTY_W = 0.03, 300.0  # share of a node's power; no node draw
 
 def good(state: State, key: str) -> F64:
     """The good values of a signal [n], NaN elsewhere."""
-    signal = find_signal(key)
-    assert signal is not None, key
+    signal = signal_of(key)
     column = state.tables[signal.table]
     value: F64 = column.value[signal.row].astype(np.float64)
     if column.bad_count[signal.row]:
@@ -48,8 +47,7 @@ def good(state: State, key: str) -> F64:
 
 def reads(state: State, key: str, value: float) -> Bool:
     """Return the entities [n] whose good state has this value."""
-    signal = find_signal(key)
-    assert signal is not None, key
+    signal = signal_of(key)
     column = state.tables[signal.table]
     out: Bool = column.value[signal.row] == value
     if column.bad_count[signal.row]:
@@ -59,8 +57,7 @@ def reads(state: State, key: str, value: float) -> Bool:
 
 def reported(state: State, key: str) -> bool:
     """Return True if any entity ever reported this signal."""
-    signal = find_signal(key)
-    assert signal is not None, key
+    signal = signal_of(key)
     column = state.tables[signal.table]
     return column.n > 0 and bool(column.bad_count[signal.row] < column.n)
 

@@ -202,26 +202,37 @@ class DeviceFaults(EntityState):
                         out += self._crowds(kind, table, name, odd)
                     first, rest = len(out), np.flatnonzero(odd).tolist()
                     for entity in rest[:MOST_EACH]:
-                        if kind == "spiking" and not _agrees(key, entity, tracks, disturbed):
-                            continue
-                        fed = key == FEEDER_POWER and kind == "spiking"
-                        if fed and _shared_by_feeds(self.topology.site, entity, meters.jumps[k]):
-                            continue
-                        racked = key == RACK_POWER and kind == "spiking"
-                        if racked and self._with_nodes(watch, entity, float(meters.jumps[k, entity])):
-                            continue
-                        jumped = key == GPU_POWER and kind == "spiking"
-                        if jumped and not _with_node(entity, self.topology, tracks, node_power):
-                            continue
-                        if key == GPU_MEMORY and kind == "spiking" and self._with_others(meters, k, entity):
-                            continue
-                        if key == "gpu.temp_c" and kind == "frozen" and not self._busy(meters, entity):
+                        if kind == "frozen":
+                            if key == "gpu.temp_c" and not self._busy(meters, entity):
+                                continue
+                        elif not _agrees(key, entity, tracks, disturbed) or self._moved_with_it(
+                            meters, k, entity, watch, tracks, node_power
+                        ):
                             continue
                         text = self._words(kind, key, meters, k, entity)
                         out.append(Cause(f"sensor_{kind}", table, entity, name, 0.97, (text,), 1, 3.0, 30.0))
                     if kind == "frozen" and len(out) > first:
                         out[first].more = len(rest[MOST_EACH:])
         return out
+
+    def _moved_with_it(
+        self,
+        meters: Meters,
+        k: int,
+        entity: int,
+        watch: SensorChecks,
+        tracks: Tracks,
+        node_power: Residual | None,
+    ) -> bool:
+        """Return True if other readings jumped with this one: the meter is right."""
+        key = f"{meters.table}.{meters.names[k]}"
+        if key == FEEDER_POWER:
+            return _shared_by_feeds(self.topology.site, entity, meters.jumps[k])
+        if key == RACK_POWER:
+            return self._with_nodes(watch, entity, float(meters.jumps[k, entity]))
+        if key == GPU_POWER:
+            return not _with_node(entity, self.topology, tracks, node_power)
+        return key == GPU_MEMORY and self._with_others(meters, k, entity)
 
     def _left_behind(self, key: str, stands: Bool, watch: SensorChecks) -> Bool:
         """Return the powers [n] of which the parts have moved since it was found to stand still, or do not

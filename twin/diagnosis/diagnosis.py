@@ -284,7 +284,7 @@ class Diagnosis(EntityState):
 
     def findings(self, site: Site) -> list[Finding]:
         """Return the faults as findings for operators, many of one kind as one."""
-        return [finding_of(f, site) for f in self.book.alarms()]
+        return [finding_of(f, site) for f in self.book.alarms(self.faults)]
 
     def doubted(self) -> list[Finding]:
         """Return the untrusted readings without a named sensor fault."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F64, I32, NS, Bool, counted, find_signal, quantity, signal_words
+from twin.catalogue import F64, I32, NS, Bool, counted, find_signal, quantity, signal_of, signal_words
 from twin.contracts import Finding, Residual
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.common_mode import CommonMode
@@ -212,8 +212,7 @@ class Reconciliation(EntityState):
 
     def _finding(self, key: str, doubts: list[Doubt]) -> Finding:
         names = tuple(self.site.name(d.table, d.entity) for d in doubts)
-        signal, first = find_signal(key), doubts[0]
-        assert signal is not None
+        signal, first = signal_of(key), doubts[0]
         read, others = (quantity(value, signal.unit, 4) for value in (first.read, first.value))
         who = names[0] if len(names) == 1 else counted(noun_key(self.site, first.table), len(names))
         return Finding(

@@ -34,7 +34,9 @@ def silent_cells(identity: str, diagnosis: Diagnosis) -> SilentCells:
     if (outage := outages.known.get(identity)) is not None:
         members = outages.members[identity]
         return SilentCells(members, where(site, outage), (), outage.since_ns, outage.signals)
-    fault = next((f for f in diagnosis.book.alarms() if finding_of(f, site).id == identity), None)
+    fault = next(
+        (f for f in diagnosis.book.alarms(diagnosis.faults) if finding_of(f, site).id == identity), None
+    )
     if fault is None or fault.count > 1:  # many at once, as one fault of their place
         return SilentCells()
     index, name = np.array([fault.entity], np.int32), site.name(fault.table, fault.entity)

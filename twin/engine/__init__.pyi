@@ -7,7 +7,7 @@ from .explain import (
     series_wanted as series_wanted,
     topics_of as topics_of,
 )
-from .identity import check_serial as check_serial, news as news
+from .identity import check_serial as check_serial, news as news, replaced_entity as replaced_entity
 from .outlook import MAX_STEP_S as MAX_STEP_S, MAX_VALUES as MAX_VALUES, Outlook as Outlook
 from .plugin_checks import fresh_memory as fresh_memory
 from .records import shown as shown

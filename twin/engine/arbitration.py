@@ -12,7 +12,18 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from twin.alerts import SHOWN_ENTITIES, Findings
-from twin.catalogue import F64, I32, I64, NS, Bool, Control, control_value, find_control, find_signal
+from twin.catalogue import (
+    F64,
+    I32,
+    I64,
+    NS,
+    Bool,
+    Control,
+    control_value,
+    find_control,
+    find_signal,
+    signal_of,
+)
 from twin.contracts import (
     CommandBatch,
     DeferredRecord,
@@ -346,8 +357,7 @@ class ArbitrationPass:
         records += findings.unanswered(self._shown(control.table, silent), key, silent)
         if control.readback is not None:
             table = self.state.tables[control.table]
-            signal = find_signal(f"{control.table}.{control.readback}")
-            assert signal is not None  # a control's read-back is of the catalogue
+            signal = signal_of(f"{control.table}.{control.readback}")
             off = _outside(lease.compare(readback, received_ns, tolerance, now_ns), excluded)
             if excluded is not None:
                 lease.differs_ns[excluded] = 0

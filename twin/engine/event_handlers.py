@@ -21,6 +21,7 @@ import numpy as np
 from twin import kernels
 from twin.catalogue import F64, I32, NS, TABLES, digest, find_control, unpack
 from twin.contracts import (
+    END_OF_TIME_NS,
     ApprovalDroppedRecord,
     ApprovalExpiredRecord,
     DuplicatesRecord,
@@ -47,7 +48,6 @@ MAX_NAMES = 100_000
 MAX_REFUSED = 64  # records per tick of ids that were used for something else; the rest is counted
 MAX_PERIOD_S = 86_400.0  # of a source that polls
 SUPERSEDED = "is about a superseded command or a replaced device"
-_END_OF_TIME_NS = 2**63
 
 
 class Intake:
@@ -482,7 +482,7 @@ def _expired(standing: Mapping[str, ev.OperatorRequest | ev.Approved], now_ns: i
 
 def _late(expires_ns: int, now_ns: int) -> str | None:
     """Return the fault of an end, or None. 0 means no end."""
-    if not 0 <= expires_ns < _END_OF_TIME_NS:
+    if not 0 <= expires_ns < END_OF_TIME_NS:
         return f"expected an instant >= 0 at which it ends, got {expires_ns}"
     return f"expired already, {(now_ns - expires_ns) / NS:.0f} s ago" if 0 < expires_ns <= now_ns else None
 

@@ -67,6 +67,14 @@ def news(serials: dict[str, str], event: IdentityTold, site: Site) -> News:
     return "same" if known == event.serial else "other"
 
 
+def replaced_entity(serials: dict[str, str], event: EntityReplaced | IdentityTold, site: Site) -> int | None:
+    """Return the entity whose counters start again, as another device took its slot; None if none did."""
+    slot = slot_of(site, event.table, event.name)
+    if slot is None or serials.get(slot) == event.serial:
+        return None
+    return site.entity(event.table, event.name)
+
+
 class Identities:
     """Serials by slot (`table:name`), and when they changed. A slot whose device went elsewhere has ""."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from twin.catalogue import NS, find_signal
+from twin.catalogue import NS, signal_of
 from twin.control import Arbiter
 from twin.site import Site
 from twin.telemetry import DURATIONS, STATED_FIELDS, JobSlots, State, TableUpdate, events as ev, start_fault
@@ -190,8 +190,7 @@ def _latch(state: State, slot: int, at_ns: int, readings: dict[str, float]) -> N
     table = state.tables["job"]
     rows, steps = [], []
     for name, value in readings.items():
-        signal = find_signal(f"job.{name}")
-        assert signal is not None
+        signal = signal_of(f"job.{name}")
         if table.t_ns[table.partition.group_of_row[signal.row], slot] <= at_ns:
             rows.append(signal.row)
             steps.append(round(value / signal.quantum))

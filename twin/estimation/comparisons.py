@@ -18,9 +18,9 @@ import numpy as np
 from twin.catalogue import F64, I64, NS, Bool
 from twin.contracts import Residual, confidence_of
 from twin.estimation.noise import FAULT_SIGMAS, NOISE_WARMUP, ResidualNoise
+from twin.estimation.parameter import MOVE_S
 from twin.telemetry import OWN, PackedState, column, part, scalar
 
-MOVE_S = 60.0  # between moves of what was learned into use
 # Readings of one instant arrive some seconds apart, so while an expectation moves it is doubted by this share
 # of its movement, and after it for a while; source: estimate.
 FAST_S, FAST_SHARE, HOLD_S = 5.0, 0.5, 10.0

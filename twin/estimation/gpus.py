@@ -15,13 +15,20 @@ from twin.contracts import Residual, confidence_of
 from twin.estimation.gpu_power import CAP_MOVE_PU, MOVE_PU, GpuPower
 from twin.estimation.gpu_temp import LAG, OFFSET, RESISTANCE, GpuTemp
 from twin.estimation.noise import ResidualNoise
-from twin.estimation.parameter import ASKED_SIGMAS, KNOWN_SIGMAS, MOVE_S, Parameter, moves_left_s, parts_of
+from twin.estimation.parameter import (
+    ASKED_SIGMAS,
+    KNOWN_SIGMAS,
+    MOVE_S,
+    NOISE_AFTER_MOVES,
+    Parameter,
+    moves_left_s,
+    parts_of,
+)
 from twin.estimation.readings import Readings, filled
 from twin.site import Site
 from twin.telemetry import EntityState, OldOfNew, column, part, scalar
 
 PART = 10_001  # GPUs that learn in one tick, at most: the rest have their turn in the next ones
-NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 CLOCK_NOISE_PU = 0.01  # floor: DCGM's step of 15 MHz; source: estimate
 HOT_K = 4.0  # below the slowdown temperature, from here on heat may lower a clock; source: estimate
 # A drift below these shares is within the error of the model; source: estimate.
@@ -83,7 +90,7 @@ class GpuEstimator(EntityState):
 
     def learning_left(self, name: str) -> tuple[F64, I64]:
         """See `Estimator.learning_left`."""
-        wait_s = moves_left_s(self.parts, self.moves, self.since_s, NOISE_AFTER_MOVES)
+        wait_s = moves_left_s(self.parts, self.moves, self.since_s)
         noise = {POWER: self.power.noise, TEMP: self.temp.noise, CLOCK: self.clock_noise}[name]
         return wait_s, noise.readings_left()
 

@@ -17,6 +17,7 @@ from twin.estimation.parameter import (
     ASKED_SIGMAS,
     KNOWN_SIGMAS,
     MOVE_S,
+    NOISE_AFTER_MOVES,
     Covariance,
     Delayed,
     Fit,
@@ -49,7 +50,6 @@ DELAY_DOUBT = 0.15  # of how far the nodes' power has moved within the delays; s
 BETWEEN_DOUBT = 0.35  # of the same from the delay before to the one after; a delay lies between two ticks
 GAP_S = 3.0  # for so long a node's missing power is taken to stand still; source: estimate
 PART = 2_048  # rows of a relation that learn in one tick, at most
-NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 SETTLED_S = 900.0  # of readings before a parameter's value is its reference; source: estimate
 MOVE_PU = 0.1  # doubt in an expectation while it moves, of its last step; source: estimate
 RING = 12  # ticks of the nodes' power that are remembered
@@ -120,7 +120,7 @@ class Linear(EntityState):
 
     def learning_left(self) -> tuple[F64, I64]:
         """See `Estimator.learning_left`."""
-        wait_s = moves_left_s(self.parts, self.moves, self.since_s, NOISE_AFTER_MOVES)
+        wait_s = moves_left_s(self.parts, self.moves, self.since_s)
         return wait_s, self.noise.readings_left()
 
     def _move(self, part: int) -> None:

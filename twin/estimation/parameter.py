@@ -20,6 +20,7 @@ from twin.telemetry import OWN, EntityState, column, scalar
 # would lose little but learn late; source: estimate.
 LEAST_PART, TURNS = 512, 10
 MOVE_S = 60.0  # between moves from set to set; the age that the rule above asks for
+NOISE_AFTER_MOVES = 3  # of what was learned, before differences are called noise
 # A reading that is off by more than ASKED_SIGMAS is asked how well its parameters are known where its device
 # now works; KNOWN_SIGMAS of that doubt account for a difference before it is called noise; source: estimate
 ASKED_SIGMAS = KNOWN_SIGMAS = 2.0
@@ -34,11 +35,11 @@ def parts_of(n: int, most: int) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts)]
 
 
-def moves_left_s(parts: list[slice], moves: I64, since_s: F64, needed: int) -> F64:
+def moves_left_s(parts: list[slice], moves: I64, since_s: F64) -> F64:
     """Return the time until the parameters of each row have moved into use so often [n]; `moves` and
     `since_s`, the last one's age, are of each part.
     """
-    left_s = np.maximum((needed - moves) * MOVE_S - since_s, 0.0)
+    left_s = np.maximum((NOISE_AFTER_MOVES - moves) * MOVE_S - since_s, 0.0)
     return np.repeat(left_s, [p.stop - p.start for p in parts])
 
 

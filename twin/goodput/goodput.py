@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, signal_of
 from twin.contracts import Finding
 from twin.goodput.segments import Segments
 from twin.goodput.slow_links import JobPace, LinkRecords, SlowLink, slow_link, usual_signs
@@ -370,8 +370,7 @@ class GoodputState(EntityState):
     @staticmethod
     def _read(state: State, key: str, gpus: I32) -> F32:
         """Good and timely readings of these GPUs [k]; NaN elsewhere."""
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         table = state.tables["gpu"]
         value = table.value[signal.row, gpus]
         return np.where(table.current(signal, state.now_ns, gpus), value, np.float32(np.nan))

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, signal_of
 from twin.site import Site, port_far_end
 from twin.telemetry import EntityState, State, column
 
@@ -74,7 +74,7 @@ class LinkRecords(NamedTuple):
 
 class SlowLink(NamedTuple):
     """The link that stands out in a job: `entity` of `table` (link, or gpu for one of its NVLinks), its node,
-    the link by both ends, and what speaks against it.
+    the link by both ends, and the signs against it.
     """
 
     table: str
@@ -133,8 +133,8 @@ class JobPace(EntityState):
 
 
 def counted_signs(site: Site, rates: LinkRates, nodes: I32, part: float = 1.0) -> Signs:
-    """Counts of the links of these nodes that speak against a link, or come near it: by table, entity and
-    counter. `part` of what speaks against one is enough.
+    """Signs against links of these nodes, or near signs: counts by table, entity and counter. `part` of a
+    full sign is enough.
     """
     of_job = np.zeros(site.sizes["node"], np.bool_)
     of_job[nodes] = True
@@ -219,8 +219,7 @@ def _narrow(
     state: State, table: str, name: str, links: I32
 ) -> Iterator[tuple[tuple[str, int, str], float, str]]:
     """Links that carry less than like ones of the job do."""
-    signal = find_signal(f"{table}.{name}")
-    assert signal is not None
+    signal = signal_of(f"{table}.{name}")
     column_ = state.tables[table]
     links = links[column_.current(signal, state.now_ns, links)]
     rate = column_.value[signal.row, links].astype(np.float64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I64, Bool, Signal, find_signal
+from twin.catalogue import F32, F64, I64, Bool, signal_of
 from twin.contracts import Fault, Residual, Windows
 from twin.diagnosis import Diagnosis
 from twin.estimation import Estimator
@@ -49,7 +49,7 @@ class HealthContext:
         """Return the values [n] that are good and not stale; NaN elsewhere. Read only."""
         known = self._good.get(key)
         if known is None:
-            signal = _signal(key)
+            signal = signal_of(key)
             value = self.state.tables[signal.table].value[signal.row]
             fresh = self.fresh(key)
             known = value.copy() if fresh.all() else np.where(fresh, value, np.float32(np.nan))
@@ -60,30 +60,30 @@ class HealthContext:
         """Return the mask of entities whose signal or counter is good and not stale [n]. Read only."""
         known = self._fresh.get(key)
         if known is None:
-            signal = _signal(key)
+            signal = signal_of(key)
             known = self._fresh[key] = self.state.tables[signal.table].current(signal, self.now_ns)
         return known
 
     def age_s(self, key: str) -> F64:
         """Return the seconds since the last good reading [n]; inf without one."""
-        signal = _signal(key)
+        signal = signal_of(key)
         return self.state.tables[signal.table].age_s(signal, self.now_ns)
 
     def total(self, key: str) -> I64:
         """Return the growth of a counter since its first reading [n], without resets. Read only."""
-        signal = _signal(key)
+        signal = signal_of(key)
         total: I64 = self.state.tables[signal.table].total[signal.row]
         return total
 
     def raw(self, key: str) -> I64:
         """Return the raw counter of the device [n]; -1 if it never reported. Read only."""
-        signal = _signal(key)
+        signal = signal_of(key)
         raw: I64 = self.state.tables[signal.table].raw[signal.row]
         return raw
 
     def ever_reported(self, key: str) -> bool:
         """Return True if any entity ever reported this signal or counter."""
-        signal = _signal(key)
+        signal = signal_of(key)
         column = self.state.tables[signal.table]
         if signal.kind == "counter":
             return bool((column.raw[signal.row] >= 0).any())
@@ -103,9 +103,3 @@ class HealthContext:
     def without_data(self, table: str) -> Bool | None:
         """Return the mask of entities that an outage keeps silent [n]; None: none is."""
         return self.diagnosis.silence.outages.masks.get(table)
-
-
-def _signal(key: str) -> Signal:
-    signal = find_signal(key)
-    assert signal is not None, key
-    return signal

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, I32, I64, NS, U8, Bool, find_signal
+from twin.catalogue import F32, I32, I64, NS, U8, Bool, signal_of
 from twin.contracts import action
 from twin.health.context import HealthContext
 from twin.health.fault_actions import OpenActions, Remediation
@@ -51,8 +51,7 @@ class XidGauge(EntityState):
         if self.gone_ns.any():
             lapsed = (self.gone_ns > 0) & (now.now_ns - self.gone_ns > DOUBT_S * NS)
             self.before[lapsed] = self.gone_ns[lapsed] = 0
-        signal = find_signal(KEY)
-        assert signal is not None
+        signal = signal_of(KEY)
         column = now.state.tables["gpu"]
         if column.n == 0 or not now.ever_reported(KEY):
             return []

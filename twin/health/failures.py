@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from twin.catalogue import I32, I64, NS, U8, Bool, find_signal
+from twin.catalogue import I32, I64, NS, U8, Bool, signal_of
 from twin.contracts import (
     DEGRADED,
     FAILED,
@@ -94,8 +94,7 @@ def causes_of(now: HealthContext, verdicts: Verdicts, book: FaultBook, down: Boo
     silent[only_silent] = True
     off = now.good("node.power_on_state") == 0.0
     level = now.good("node.service_level_state")
-    signal = find_signal("node.service_level_state")
-    assert signal is not None
+    signal = signal_of("node.service_level_state")
     with np.errstate(invalid="ignore"):
         still_out = now.state.tables["node"].value[signal.row] >= OUT_FROM
         out = level >= OUT_FROM
@@ -258,7 +257,6 @@ class Failures(EntityState):
         super().__init__(site.sizes)
         self.site = site
         self._log: FailureLog | None = None
-        self._retired = np.zeros(0, np.bool_)
         self._shocks = Shocks(site)
 
     def take(self, event: Event, jobs: JobSlots, now_ns: int) -> None:
@@ -427,7 +425,7 @@ class Failures(EntityState):
         """Return all remembered failures, oldest first.
 
         `shared` is also set where the node has been replaced since: the row counts for the fleet, and says
-        nothing about the present node (`retired` shows which).
+        nothing about the present node.
         """
         if self._log is None:
             rows = self._rows
@@ -436,7 +434,6 @@ class Failures(EntityState):
             shown["shared"] |= shown["closed"]
             for column in shown.values():
                 column.flags.writeable = False
-            self._retired = shown["closed"]
             self._log = FailureLog(
                 shown["node"], shown["start_ns"], shown["end_ns"], shown["kind"], shown["shared"],
                 FAILURE_CLASSES, self.begin_ns,
@@ -444,11 +441,6 @@ class Failures(EntityState):
         elif self._log.begin_ns != self.begin_ns:
             self._log = replace(self._log, begin_ns=self.begin_ns)
         return self._log
-
-    def retired(self) -> Bool:
-        """Return the rows of the log [k] whose node was replaced later."""
-        self.log()
-        return self._retired
 
     def down(self) -> Bool:
         """Return the nodes that must not be used now: failed, or out of service [n_node]."""

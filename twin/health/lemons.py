@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, Bool, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, Bool, signal_of
 from twin.contracts import NODE_ENDS, FailureLog, action, is_failure
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
@@ -330,13 +330,12 @@ class Lemons(EntityState):
 
     def _excluded(self, now: HealthContext, book: FaultBook, suspects: Bool | None) -> None:
         """Note the nodes that others than racktwin took out of service without known evidence."""
-        signal, owner = find_signal("node.service_level_state"), find_signal("node.service_owner_state")
-        assert signal is not None
-        assert owner is not None
         value = now.state.tables["node"].value
-        level = value[signal.row]
+        level, owner = (
+            value[signal_of(f"node.{name}").row] for name in ("service_level_state", "service_owner_state")
+        )
         with np.errstate(invalid="ignore"):
-            left = (level >= 1.0) & (self.level < 1.0) & (value[owner.row] != OURS)
+            left = (level >= 1.0) & (self.level < 1.0) & (owner != OURS)
         moved = level != self.level
         if moved.any():
             self.people_heard |= bool(np.isfinite(level).any())

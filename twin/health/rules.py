@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, U8, Bool, Signal, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, U8, Bool, signal_of
 from twin.contracts import PAIRED, PARTS, Evidence, Fault, action
 from twin.health.context import HealthContext
 from twin.health.error_log import FaultBook
@@ -74,13 +74,13 @@ class RuleContext:
 
     def value(self, key: str) -> F32:
         """Return the last good values [n], of any age. Read only."""
-        signal = _signal(key)
+        signal = signal_of(key)
         row: F32 = self.now.state.tables[signal.table].value[signal.row]
         return row
 
     def known(self, key: str) -> bool:
         """Return True if any cell holds a good reading, however old."""
-        signal = _signal(key)
+        signal = signal_of(key)
         column = self.now.state.tables[signal.table]
         if column.n == 0:
             return False
@@ -90,7 +90,7 @@ class RuleContext:
 
     def current(self, key: str, index: I32) -> Bool:
         """Return the mask of these entities of which a signal or counter is good and not stale [k]."""
-        signal = _signal(key)
+        signal = signal_of(key)
         return self.now.state.tables[signal.table].current(signal, self.now_ns, index)
 
     def state_is(self, key: str, code: int) -> I32:
@@ -297,9 +297,3 @@ def _united(a: I32, b: I32) -> tuple[I32, I64, I64]:
 def entity_of(part: str, index: I32) -> I32:
     """Return the entity in the part's table."""
     return (index // 2).astype(np.int32) if part in PAIRED else index
-
-
-def _signal(key: str) -> Signal:
-    signal = find_signal(key)
-    assert signal is not None, key
-    return signal

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from twin.catalogue import F32, Bool, find_signal
+from twin.catalogue import F32, Bool, signal_of
 from twin.contracts import PAIRED
 from twin.health import rules_gpu, rules_node, rules_parts
 from twin.health.rules import Rule, RuleContext
@@ -63,8 +63,7 @@ def lacks_reports(context: RuleContext, keys: tuple[str, ...]) -> Bool | None:
     expected."""
     ever: Bool | None = None
     for key in keys:
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         column, row = context.now.state.tables[signal.table], signal.row
         if signal.kind != "counter" and not column.bad_count[row]:
             return None
@@ -100,9 +99,9 @@ def _lately(context: RuleContext, vital: tuple[str, ...], side: str) -> Bool:
 
     A reading that is missed once is no silence, whether it is reported as missing or not at all.
     """
-    signals = [find_signal(key.replace("{side}", side)) for key in vital]
+    signals = [signal_of(key.replace("{side}", side)) for key in vital]
     tables = context.now.state.tables
-    found = [tables[s.table].lately_good(s, context.now.now_ns) for s in signals if s is not None]
+    found = [tables[s.table].lately_good(s, context.now.now_ns) for s in signals]
     return np.asarray(np.any(found, axis=0))
 
 
@@ -110,8 +109,7 @@ def _any(context: RuleContext, keys: tuple[str, ...]) -> bool | Bool:
     """Return the entities of which one of these signals is current [n]; True for all, False for none."""
     out: Bool | None = None
     for key in keys:
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         if context.now.state.tables[signal.table].all_current(signal, context.now.now_ns):
             return True
         current = context.now.fresh(key)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I64, NS, Bool, find_signal, utc
+from twin.catalogue import F32, F64, I64, NS, Bool, signal_of, utc
 from twin.estimation import Parameter
 from twin.health.context import HealthContext
 from twin.site import Site
@@ -322,8 +322,7 @@ class Wear(EntityState):
 
     def _take_remaps(self, now: HealthContext, row: int) -> None:
         """Take the remap counts of GPUs that have used rows since their first report."""
-        signal = find_signal(REMAPS)
-        assert signal is not None
+        signal = signal_of(REMAPS)
         points = self.points[REMAPS]
         raw: I64 = now.state.tables["gpu"].raw[signal.row]
         points.value[row] = np.nan

@@ -24,8 +24,11 @@ NS = 1_000_000_000
 # The integers of a frame that stand for no value (`twin.telemetry.frame`), and the qualities of a state
 MISSING_Q, UNTRUSTED_Q, ABSURD_Q, FIRST_VALID_Q = -(2**31), -(2**31) + 1, -(2**31) + 2, -(2**31) + 16
 GOOD, UNTRUSTED, OUT_OF_RANGE, MISSING = 0, 2, 3, 4
-# Memories of a cadence's averages, its longest lag, and the readings of its blocks (`twin.telemetry.cadence`)
-USUAL_GAPS, LAG_GAPS, MOST_LAG_S, BLOCK = 32, 8, 60.0, 64
+# Of `twin.telemetry.cadence`
+USUAL_GAPS, LAG_GAPS = 32, 8  # memories of the averages
+MOST_LAG_S = 60.0  # a clock that is later is wrong, and its readings count as old. source: estimate
+# Readings of a block, a power of two: old gaps are forgotten after two. source: simulated losses of 0 to 30 %
+BLOCK = 64
 SENT, IN_PROGRESS, DONE = 1, 3, 4  # states of a lease (`twin.control.leases`)
 MOST_COUNT = 2**16 - 1  # in a bucket of `twin.health.fault_counts`
 MOST_STREAK, LEAST_WILD = 999, 0.01  # of `twin.diagnosis.cusum`

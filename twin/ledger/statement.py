@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from twin.contracts import finite
 from twin.ledger.gpu_time import TIME_CLASSES
 from twin.ledger.hour_record import AMOUNT_AT, AMOUNTS, FIGURES, HourRecord, LedgerRow, MeteredSum
 from twin.physics import J_PER_KWH, pue, tue, wue_l_per_kwh
@@ -189,9 +190,9 @@ def statement(
     return Statement(
         by=by, begin_ns=begin_ns, end_ns=end_ns, hours=count, watched_ns=watched_ns,
         total=total.line(""), rows=tuple(found_rows),
-        pue=_figure(pue(*sides["pue"][:2])), pue_known_pu=known["pue"],
-        tue=_figure(tue(*sides["tue"][:2])), tue_known_pu=known["tue"],
-        wue_l_per_kwh=_figure(wue_l_per_kwh(sides["wue"][0], sides["wue"][1])), wue_known_pu=known["wue"],
+        pue=finite(pue(*sides["pue"][:2])), pue_known_pu=known["pue"],
+        tue=finite(tue(*sides["tue"][:2])), tue_known_pu=known["tue"],
+        wue_l_per_kwh=finite(wue_l_per_kwh(sides["wue"][0], sides["wue"][1])), wue_known_pu=known["wue"],
         unmetered_node_h=unmetered_s / 3600.0 if whole else 0.0, refused_counters=refused if whole else 0,
     )  # fmt: skip
 
@@ -202,8 +203,3 @@ def _whole(lines: dict[tuple[str, ...], _Sum], by: str, hour: HourRecord) -> Non
         found = hour.site if by == "site" else hour.halls.get(key[0])
         if found is not None:
             line.meter(found, (r for r in hour.rows if by == "site" or r.hall == key[0]))
-
-
-def _figure(value: np.ndarray) -> float | None:
-    found = float(value)
-    return found if np.isfinite(found) else None

@@ -51,12 +51,12 @@ def ntu_of(eps: F64, capacity_ratio: F64) -> F64:
     return np.where((eps >= 0.0) & (eps <= 1.0), np.where(eps == 1.0, np.inf, ntu), np.nan)
 
 
-def film_factor(primary_ratio: F64, secondary_ratio: F64, primary_share: float = PRIMARY_SHARE) -> F64:
+def film_factor(primary_ratio: F64, secondary_ratio: F64) -> F64:
     """Clean resistance over that at nominal flows, [n]: what UA is divided by; inf without flow."""
     with np.errstate(divide="ignore"):
         factor: F64 = (
-            primary_share * np.maximum(primary_ratio, 0.0) ** -FLOW_EXPONENT
-            + (1.0 - primary_share) * np.maximum(secondary_ratio, 0.0) ** -FLOW_EXPONENT
+            PRIMARY_SHARE * np.maximum(primary_ratio, 0.0) ** -FLOW_EXPONENT
+            + (1.0 - PRIMARY_SHARE) * np.maximum(secondary_ratio, 0.0) ** -FLOW_EXPONENT
         )
     return factor
 

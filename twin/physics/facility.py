@@ -55,6 +55,6 @@ def evaporated_l_per_s(heat_w: F64 | float) -> F64:
     return np.asarray(np.maximum(heat_w, 0.0) / 3.6e6 * EVAPORATION_L_PER_KWH, np.float64)
 
 
-def makeup_l_per_s(evaporated_l_per_s: F64 | float, cycles: float = CYCLES) -> F64:
+def makeup_l_per_s(evaporated_l_per_s: F64 | float) -> F64:
     """Water drawn: what evaporates and what is drained to keep salts down, l/s [n]."""
-    return np.asarray(evaporated_l_per_s * cycles / (cycles - 1.0), np.float64)
+    return np.asarray(evaporated_l_per_s * CYCLES / (CYCLES - 1.0), np.float64)

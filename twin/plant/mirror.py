@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from twin.catalogue import F64, NS, Bool, find_signal
+from twin.catalogue import F64, NS, Bool, signal_of
 from twin.contracts import Fault
 from twin.plant.compute import CLOCK_MIN_PU, Compute
 from twin.plant.cooling import Cooling
@@ -53,8 +53,7 @@ class TwinReadings:
 
     def reading(self, key: str) -> F64:
         """Return the last value of a gauge or state [n]; NaN without a usable one."""
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         column = self.engine.state.tables[signal.table]
         quality = column.quality_of(signal, self.now_ns)
         value = column.value[signal.row].astype(np.float64)
@@ -64,8 +63,7 @@ class TwinReadings:
 
     def count(self, key: str) -> F64:
         """Return the raw value of a counter [n]; 0 if it never reported."""
-        signal = find_signal(key)
-        assert signal is not None, key
+        signal = signal_of(key)
         raw = self.engine.state.tables[signal.table].raw[signal.row]
         out: F64 = np.maximum(raw, 0).astype(np.float64)
         return out

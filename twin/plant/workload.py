@@ -265,7 +265,7 @@ class Workload:
         old_s, drawn.interval_s = drawn.interval_s, max(interval_s, drawn.save_s)
         if drawn.interval_s == old_s:
             return True
-        next_s = self._queued("save", slot)
+        next_s = self._next_save_s(slot)
         if next_s is not None and next_s > self._now_s and not self._tally.saving[slot]:
             self._put("save", slot, max(self._now_s, next_s - old_s + drawn.interval_s))
         self._put("tell", slot, self._now_s)
@@ -371,12 +371,12 @@ class Workload:
             report = save_report(job.name, at_s, save, job.interval_s, speed)
             events.append(with_rest(report, job.goal_gpu_s - float(tally.done[slot])))
             self._put("tell", slot, at_s + SPEAK_S)
-            if self._queued("save", slot) is None:
+            if self._next_save_s(slot) is None:
                 self._put("save", slot, at_s + job.interval_s)
 
-    def _queued(self, action: Action, slot: int) -> float | None:
-        """Return the instant at which an action is due; None if it is not queued."""
-        ticket = self._due.get((action, slot))
+    def _next_save_s(self, slot: int) -> float | None:
+        """Return the instant at which the next save is due; None if none is queued."""
+        ticket = self._due.get(("save", slot))
         return next((at_s for at_s, t, _, _ in self._queue if t == ticket), None)
 
     def _next_job(self, slot: int, at_s: float, truth: Truth, events: list[Event]) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Signal, find_signal
+from twin.catalogue import F32, F64, I32, I64, NS, TABLES, Signal, signal_of
 from twin.contracts import Decision, Residual
 from twin.engine import Engine
 from twin.estimation import Balance, worst_case
@@ -149,8 +149,8 @@ class Collector:
         site = engine.site
         self._watches = []
         for key in WATCHED:
-            signal = find_signal(key)
-            if signal is not None and (n := site.sizes[signal.table]):
+            signal = signal_of(key)
+            if n := site.sizes[signal.table]:
                 self._watches.append(
                     _Watch(signal, site, np.arange(n, dtype=np.int32) if n <= MAX_KEPT else None)
                 )

@@ -22,11 +22,11 @@ from twin.contracts import (
     NarrowedRecord,
 )
 from twin.engine import shown
+from twin.report.event_texts import SHOWN_NAMES
 from twin.site import Site
 from twin.telemetry import JobSlots
 
 MAX_EPISODES = 300
-SHOWN_NAMES = 3
 # Journal records that say something went otherwise than a policy wanted.
 OUTCOMES = {
     "deferred": "held back, to limit how many devices change at once",

@@ -77,11 +77,10 @@ from twin.contracts import (
     UpkeepRecord,
     fields_of,
 )
-from twin.report.event_texts import event_words, few, interval
+from twin.report.event_texts import SHOWN_NAMES, event_words, few, interval
 from twin.report.replacement_history import account_words
 from twin.site import Site
 
-SHOWN_NAMES = 3
 MAX_TEXT = 400
 LAPSED = {"safe": "the safe value applies", "keep": "the set value stays", "restore": "as it was found"}
 MAX_ITEMS = 20  # of a mapping within a record, and of its proposals

@@ -75,7 +75,6 @@ class Gallery:
         sentence: str,
         parts: Sequence[tuple[str, int, str]],
         core: str,
-        least_span: float | None = None,
     ) -> Markup:
         """One plot of (track, row, label)."""
         parts = [p for p in parts if p[0] in self.tracks and self.tracks[p[0]].count[p[1]].any()]
@@ -86,8 +85,8 @@ class Gallery:
             self.line(self.tracks[name], row, unit, label, 1 + i % 5, len(parts) <= 3)
             for i, (name, row, label) in enumerate(parts)
         ]
-        least = LEAST_SPAN.get(unit.name, 0.0) if least_span is None else least_span
-        return figure(title, sentence, plot(lines, self.axis, unit.name, title, PlotLayout(least_span=least)))
+        layout = PlotLayout(least_span=LEAST_SPAN.get(unit.name, 0.0))
+        return figure(title, sentence, plot(lines, self.axis, unit.name, title, layout))
 
     def order(self, key: str) -> I32:
         """Return the rows of a track with readings: at most `MAX_SHOWN`, the largest by power if that is

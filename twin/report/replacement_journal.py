@@ -13,11 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from twin.catalogue import StorageError
 from twin.contracts import ManifestRecord
-from twin.run import OPEN, READS, Entry, RecordedLine, closed_segments, last_line
+from twin.run import OPEN, READS, RecordedLine, closed_segments, last_line, parse_line
 
 POLICY = "replacement"
 SERVICE, BURN_IN, PLACEMENT = "node.service_level", "node.burn_in_since_s", "node.placement"
@@ -87,8 +85,8 @@ class JournalReader:
                     line, _ = last_line(file)
             except OSError as error:
                 raise StorageError(f"{path}: the journal cannot be read: {error.strerror}") from error
-            if (at_ns := _instant(line)) > 0:
-                return at_ns
+            if (entry := parse_line(line)) is not None and entry.now_ns > 0:
+                return entry.now_ns
         return 0
 
     def read(self, since_ns: int, most_bytes: int = MAX_READ) -> RecordedLines:
@@ -151,16 +149,16 @@ def _take(held: _File, line: bytes) -> None:
         held.gaps += max(1, seq - held.next_seq)
     held.next_seq = seq + 1
     if held.first_ns == 0:  # a manifest, which comes before the first tick, has no instant
-        held.first_ns = _instant(line)
+        first = parse_line(line)
+        held.first_ns = 0 if first is None else first.now_ns
     found = _HEAD.match(line[:_HEAD_BYTES])
     if found is None:
         return
     kind = found[1]
     if not any(word in line for word in _WORDS[b"command" if kind in _ALIKE else kind]):
         return
-    try:
-        entry = msgspec.json.decode(line, type=Entry)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    entry = parse_line(line)
+    if entry is None:
         held.bad += 1
         return
     held.entries.append(RecordedLine(entry.seq, entry.tick, entry.now_ns, entry.record))
@@ -174,13 +172,6 @@ def _number(line: bytes) -> int:
         return -1
     digits = line[7 : line.find(b",", 7, 30)]
     return int(digits) if digits.isdigit() else -1
-
-
-def _instant(line: bytes) -> int:
-    try:
-        return msgspec.json.decode(line, type=Entry).now_ns
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return 0
 
 
 def _lines_since(files: list[_File], since_ns: int, notes: list[str]) -> RecordedLines:

@@ -177,9 +177,9 @@ def panel(
     return _svg(parts, frame, lines, (unit, name), (width, height))
 
 
-def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str, width: int = 520) -> Markup:
+def whiskers(rows: Sequence[tuple[str, float, float]], unit: str, title: str) -> Markup:
     """One line per (name, middle, half width): a dot with its interval, on one horizontal scale."""
-    height = 34 + 19 * len(rows)
+    width, height = 520, 34 + 19 * len(rows)
     left = 12 + CHAR * max(len(clean(name, 22)) for name, _, _ in rows)
     lowest = min(m - h for _, m, h in rows)
     ticks = nice_ticks(max(0.0, lowest), max(m + h for _, m, h in rows))

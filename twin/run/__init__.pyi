@@ -13,7 +13,13 @@ from .history_sample import (
 from .history_schema import FILE_NAME as FILE_NAME
 from .history_service import HistoryService as HistoryService, Sampler as Sampler
 from .history_store import HistoryStore as HistoryStore
-from .journal import READS as READS, Entry as Entry, RecordedLine as RecordedLine, line_hash as line_hash
+from .journal import (
+    READS as READS,
+    Entry as Entry,
+    RecordedLine as RecordedLine,
+    line_hash as line_hash,
+    parse_line as parse_line,
+)
 from .journal_files import (
     OPEN as OPEN,
     JournalVerdict as JournalVerdict,

@@ -76,6 +76,14 @@ class Entry(msgspec.Struct, frozen=True):
         return read_record(self.kind, self.body)
 
 
+def parse_line(line: bytes) -> Entry | None:
+    """Return a parsed line of a journal; None if it cannot be read."""
+    try:
+        return msgspec.json.decode(line, type=Entry)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedLine:
     """A record with its place in the journal."""

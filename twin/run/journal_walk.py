@@ -20,7 +20,7 @@ import msgspec
 
 from twin.catalogue import StorageError
 from twin.contracts import JournalRecord, ManifestRecord, OtherRecord, SiteRecord
-from twin.run.journal import Entry
+from twin.run.journal import Entry, parse_line
 from twin.run.journal_files import OPEN, opened_segments
 
 BLOCK_BYTES = 2**18
@@ -167,9 +167,8 @@ class JournalWalk:
         wanted = wanted and (beside or asked.needle in line)
         if not wanted and kind != "site":
             return None
-        try:
-            entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        entry = parse_line(line)
+        if entry is None:
             self.bad += 1
             return None
         if kind == "site":
@@ -225,10 +224,7 @@ def _next_head(file: BinaryIO, at: int, end: int) -> tuple[int, re.Match[bytes] 
 
 def _first(file: BinaryIO) -> Entry | None:
     """The first line of a segment; None where it cannot be read."""
-    try:
-        return msgspec.json.decode(os.pread(file.fileno(), 2**16, 0).partition(b"\n")[0], type=Entry)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    return parse_line(os.pread(file.fileno(), 2**16, 0).partition(b"\n")[0])
 
 
 def _begin_ns(files: list[tuple[Path, BinaryIO]]) -> int:
@@ -263,10 +259,9 @@ def _site_after(file: BinaryIO, at: int, size: int) -> str:
         for line in data.split(b"\n"):
             head = _HEAD.match(line)
             if head is not None and head[2] == b"site":
-                try:
-                    return _before(msgspec.json.decode(line, type=Entry).record)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    continue
+                entry = parse_line(line)
+                if entry is not None:
+                    return _before(entry.record)
     return ""
 
 

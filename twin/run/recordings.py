@@ -27,7 +27,7 @@ from connectors.files import (
 from connectors.mqtt import Router
 from twin.catalogue import NS, START_NS, TABLES, ConfigError, StorageError
 from twin.contracts import Item
-from twin.engine import Engine, news
+from twin.engine import Engine, news, replaced_entity
 from twin.site import Site, SiteSpec, build_site
 from twin.sources import OTHERS, SourceLedger, UnusedLine
 from twin.telemetry import (
@@ -152,9 +152,7 @@ class SampleSource:
             yield Arrival(t_ns, readings)
 
 
-def open_source(
-    paths: list[Path], site: Site, mapping: Path | None, sensors: Path | None = None
-) -> MessageSource | SampleSource:
+def open_source(paths: list[Path], site: Site, mapping: Path | None) -> MessageSource | SampleSource:
     """The arrivals of these files, which must all have one form (native ones are read by `replay`)."""
     forms = {form_of(p, mapping) for p in paths}
     if len(forms) != 1:
@@ -170,7 +168,7 @@ def open_source(
         return SampleSource(series, series.counts, site)
     if len(paths) != 1:
         raise ConfigError("expected one archive of IPMI dumps")
-    dump = Dump(paths[0], read_sensor_table(sensors or default_sensors()), site)
+    dump = Dump(paths[0], read_sensor_table(default_sensors()), site)
     return SampleSource(dump, dump.tally, site)
 
 
@@ -237,13 +235,13 @@ class Cutter:
             if isinstance(item, SiteChanged):
                 self._follow(item)
             elif isinstance(item, EntityReplaced):
-                self._forget(item)
+                self._reset_counters(item)
             elif isinstance(item, IdentityTold):
                 what = news(self._serials, item, self.site)
                 if what == "same":
                     return
                 if what == "other":
-                    self._forget(item)
+                    self._reset_counters(item)
             self.inbox.put_event(item)
 
     def _follow(self, event: SiteChanged) -> None:
@@ -252,15 +250,15 @@ class Cutter:
         self.inbox.events, self.inbox.urgent = before.events, before.urgent
         self.inbox.counts = before.counts
 
-    def _forget(self, event: EntityReplaced | IdentityTold) -> None:
-        """The counters of a new device do not go on where the old one's ended."""
-        entity = self.site.entity(event.table, event.name) if event.table in TABLES else None
-        if entity is not None and self._serials.get(f"{event.table}:{event.name}") != event.serial:
+    def _reset_counters(self, event: EntityReplaced | IdentityTold) -> None:
+        """Reset the counters of a replaced device."""
+        entity = replaced_entity(self._serials, event, self.site)
+        if entity is not None:
             self.inbox.forget(event.table, entity)
 
 
 def check_fits(frame: Frame, site: Site) -> None:
-    """Raises StorageError for a frame that speaks of other tables than the site has."""
+    """Raise StorageError for a frame with a table or an entity that the site does not have."""
     for event in frame.events:
         if isinstance(event, SiteChanged):
             try:

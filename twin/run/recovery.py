@@ -603,26 +603,38 @@ def open_recorded(folder: Path, engine_factory: EngineFactory) -> tuple[Engine, 
         begun = [s for s in segments if s.header.first_tick <= tick + 1]
         if not begun or any(first <= tick + 1 <= last for first, last in holes):
             continue
-        try:
-            data = snapshot.decode(path.read_bytes())
-            spec = msgspec.json.decode(specs.get(data["site_hash"], b""), type=SiteSpec)
-            engine = engine_factory(spec)
-            engine.restore(data)
-        except (StorageError, ConfigError, OSError, msgspec.MsgspecError) as error:
-            faults.append(f"{path.name}: {error}")
+        if (found := _restored(path, specs, engine_factory, faults)) is None:
             continue
+        engine, spec, place = found
         out = RecoveredRun(engine, spec, tick, engine.state.now_ns, tick)
         scratch = State(engine.site.sizes)
         for frame in frames_since(segments, out, mend=False):
             if frame.tick > tick:
                 break
             warm(engine, scratch, frame)
-        place = data.get("journal", {})
         return engine, spec, Since(tick, place.get("seq", 0), place.get("head", GENESIS))
     raise StorageError(
         f"{folder}: begins at tick {segments[0].header.first_tick}: what was before is pruned, and no "
         f"snapshot that is followed by trace is left to start at{': ' if faults else ''}{'; '.join(faults)}"
     )
+
+
+def _restored(
+    path: Path, specs: dict[str, bytes], engine_factory: EngineFactory, faults: list[str]
+) -> tuple[Engine, SiteSpec, dict[str, Any]] | None:
+    """An engine in the state of a snapshot, its site, and the snapshot's place in the journal.
+
+    None, with a reason in `faults`, if the snapshot is not whole or its site is not among `specs`.
+    """
+    try:
+        data = snapshot.decode(path.read_bytes())
+        spec = msgspec.json.decode(specs.get(data["site_hash"], b""), type=SiteSpec)
+        engine = engine_factory(spec)
+        engine.restore(data)
+    except (StorageError, ConfigError, OSError, msgspec.MsgspecError) as error:
+        faults.append(f"{path.name}: {error}")
+        return None
+    return engine, spec, data.get("journal", {})
 
 
 def engine_before(folder: Path, tick: int, engine_factory: EngineFactory) -> Engine:
@@ -658,15 +670,9 @@ def _nearest(
     for path in snapshots:
         if (at := int(path.stem[9:])) >= tick:
             continue
-        try:
-            data = snapshot.decode(path.read_bytes())
-            spec = msgspec.json.decode(specs.get(data["site_hash"], b""), type=SiteSpec)
-            engine = engine_factory(spec)
-            engine.restore(data)
-        except (StorageError, ConfigError, OSError, msgspec.MsgspecError) as error:
-            faults.append(f"{path.name}: {error}")
-            continue
-        return RecoveredRun(engine, spec, at, engine.state.now_ns, at)
+        if (found := _restored(path, specs, engine_factory, faults)) is not None:
+            engine, spec, _ = found
+            return RecoveredRun(engine, spec, at, engine.state.now_ns, at)
     first = segments[0].header
     if first.first_tick > 0:
         kept = f"the oldest is of tick {int(snapshots[-1].stem[9:])}" if snapshots else "none is left"

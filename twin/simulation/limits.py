@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from twin.catalogue import F64, duration, quantity
+from twin.contracts import finite
 from twin.plant import Plant
 from twin.site import Site
 
@@ -55,7 +56,7 @@ class LimitUse:
             "text": self._said(site.name(self.table, at), at, by),
             "limit": self.name, "entity": site.name(self.table, at), "unit": self.unit,
             "value": float(self.value[at]), "most": float(self.limit[at]), "used_pu": float(self.used_pu[at]),
-            "reached_s": reached_s if np.isfinite(reached_s) else None,
+            "reached_s": finite(reached_s),
             "reached_by": by,
         }  # fmt: skip
 

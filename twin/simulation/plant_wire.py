@@ -18,7 +18,7 @@ import numpy as np
 from connectors.agents import EVENT, FRAME, JOBS, encode_frame, encode_json
 from connectors.dsx import PUB_METADATA, PUB_VALUE
 from connectors.jobs import REPORT, encode_report, level_of
-from twin.catalogue import F64, TABLES, ConfigError, find_signal, to_core
+from twin.catalogue import F64, TABLES, ConfigError, signal_of, to_core
 from twin.plant import RACK_LIQUID, Observation, Report
 from twin.site import Site
 from twin.telemetry import CheckpointTold, Event, FaultReported, JobEnded, JobStarted, Message
@@ -303,8 +303,7 @@ def _speaks(report: Report, first: int, end: int) -> np.ndarray:
 
 def rounded(key: str, values: np.ndarray) -> F64:
     """Values at their signal's quantum, which is as much of them as the twin keeps."""
-    signal = find_signal(key)
-    assert signal is not None
+    signal = signal_of(key)
     digits = max(0, -math.floor(math.log10(signal.quantum)))
     # in float32, as the Inbox does it, so that no tie falls to the other side
     whole = np.rint(values * np.float32(1.0 / signal.quantum)).astype(np.float64)

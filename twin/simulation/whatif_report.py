@@ -139,9 +139,9 @@ def case_json(result: Result) -> dict[str, Any]:
     return out
 
 
-def figure_text(value: float | None, never: str = "–") -> str:
+def figure_text(value: float | None) -> str:
     """A figure as people read it."""
-    return never if value is None else number(value, 4)
+    return "–" if value is None else number(value, 4)
 
 
 def _cell(held: dict[str, float | None], many: bool) -> str:

@@ -355,23 +355,13 @@ class Site:
             inside += children.of_row(at).tolist()
         return sorted(inside)
 
-    def depth_of_feeder(self) -> I32:
-        """Return the distance from the root [n_feeder]."""
-        return self._climb()[0]
-
     def root_of_feeder(self) -> I32:
         """Return the root feeder of each feeder's tree [n_feeder]."""
-        return self._climb()[1]
-
-    def _climb(self) -> tuple[I32, I32]:
-        """Return (depth, root); each step doubles the distance covered, so a long chain takes few."""
         is_root = self.parent_of_feeder < 0
-        depth = (~is_root).astype(np.int32)
         at = np.where(is_root, np.arange(len(is_root)), self.parent_of_feeder).astype(np.int32)
-        while not is_root[at].all():
-            depth += depth[at]
+        while not is_root[at].all():  # each step doubles the distance covered, so a long chain takes few
             at = at[at]
-        return depth, at
+        return at
 
     def racks_below(self, feeder: int) -> I32:
         """Return the racks that this feeder reaches, ascending."""

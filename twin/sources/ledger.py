@@ -73,7 +73,7 @@ class SourceLedger:
         return account.lines.get((outcome, what)) if account is not None else None
 
     def note_stranger(self, account: SourceAccount) -> None:
-        """A source without a reading spoke: of those the one that is quiet longest goes first."""
+        """Note a message of a source without readings; the one that is silent longest is dropped first."""
         if account.name in self._strangers:
             self._strangers.move_to_end(account.name)
 

@@ -21,11 +21,17 @@ import numpy as np
 from models.failure import FaultLog
 from models.lives import SAME_D, LifeLog
 from twin.catalogue import ConfigError
-from twin.tables.fault_log_file import MOST_PROBLEMS, FaultsRead, content_of, read_faults, short
+from twin.tables.fault_log_file import (
+    MOST_PROBLEMS,
+    UNKNOWN_CLASS,
+    FaultsRead,
+    content_of,
+    read_faults,
+    short,
+)
 
 DAY_S = 86_400.0
 MOST_LINES = 2_000_000  # source: estimate; Grid'5000 has 588,463
-UNKNOWN_CLASS = "unknown"
 TITAN = ("SN", "location", "insert", "remove", "duration", "out", "event")
 LANL = ("System", "nodenumz", "nodes", "Prob Started", "Prob Fixed")
 LANL_CLASSES = ("Facilities", "Hardware", "Human Error", "Network", "Undetermined", "Software")

@@ -19,17 +19,13 @@ from twin.catalogue import F32, F64, I32, I64, Bool
 
 # Gaps before anything is concluded from them; below, a signal is learning.
 LEARNED = 5
-# Readings of a block: old gaps are forgotten after two. source: simulated losses of 0 to 30 %
-BLOCK = 64  # a power of two
 IRREGULAR = 1.3  # the longest gap over the usual one; jitter is less. source: estimate
 MOST_REPEATS = 0.1  # share of equal readings from which a signal is not sent on change. source: estimate
 REPEAT_ROWS = 4  # rows of a group that is looked at for repeats: a larger one is a poll, not a change
-MOST_LAG_S = 60.0  # a clock that is later is wrong, and its readings count as old. source: estimate
 LEAST_PEERS = 3  # whose cadence is known, before theirs is expected of another entity. source: estimate
 # By so much, or a usual gap, a gap between stamps may be longer than that between arrivals: more is a clock
 # that was put forward. source: estimate
 JUMP_S = 2.0
-_USUAL_GAPS, _LAG_GAPS = 32, 8  # memories of the averages
 
 _ARRAYS = ("longest_s", "usual_s", "lag_s", "last_lag_s", "repeats", "poll_s", "gaps")
 

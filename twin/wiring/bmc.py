@@ -30,7 +30,7 @@ from connectors.bmc import (
     Switch,
 )
 from connectors.slurm import find_node
-from twin.catalogue import NS, ConfigError, Signal, find_control, find_signal
+from twin.catalogue import NS, ConfigError, Signal, find_control, signal_of
 from twin.config import Dcmi, Loaded, Redfish, dpu_of, hosts_of, sections
 from twin.engine import Engine
 from twin.site import Site
@@ -120,8 +120,7 @@ def reading_notes(loaded: Loaded, site: Site) -> list[str]:
         if isinstance(part, Redfish):
             keys.append("gpu.power_limit_w")
         for key in keys:
-            signal = find_signal(key)
-            assert signal is not None  # of the catalogue
+            signal = signal_of(key)
             freshness = Freshness(signal.table, site.file.periods_s)
             expected_s = freshness.period_s[signal.row]
             if freshness.fixed[signal.row] and part.period_s > freshness.stale_s[signal.row]:
@@ -140,12 +139,10 @@ class Agents:
 
     def __init__(self, site: Site, engine: Callable[[], Engine], since_ns: int = 0) -> None:
         self._site, self._engine = site, engine
-        signal, level = find_signal("node.agent_state"), find_signal("node.power_readback_state")
         control = find_control(GPU_CAP)
-        assert signal is not None  # all are of the catalogue
-        assert level is not None
-        assert control is not None
-        self._signal, self._level, self._lease_ns = signal, level, round(control.lease_s * NS)
+        assert control is not None  # it is of the catalogue
+        self._signal, self._level = signal_of("node.agent_state"), signal_of("node.power_readback_state")
+        self._lease_ns = round(control.lease_s * NS)
         self._since_ns = since_ns
 
     def why_theirs(self, key: Key) -> str:

@@ -21,7 +21,7 @@ from connectors.slurm import (
     expand_names,
     find_node,
 )
-from twin.catalogue import find_signal
+from twin.catalogue import signal_of
 from twin.config import Kubernetes, Loaded, Slurm
 from twin.contracts import FAILED_TEST, PASSED, Sink, Source
 from twin.engine import Engine
@@ -29,7 +29,7 @@ from twin.site import Site
 from twin.telemetry import GOOD
 from twin.wiring.job_advice import Roster
 
-LEVEL = find_signal("node.service_level_state")
+LEVEL = signal_of("node.service_level_state")
 DRAINED = 3  # of its states
 HostOf = Callable[[int], str | None]
 Work = Callable[[], Awaitable[None]]
@@ -216,7 +216,6 @@ class Nodes:
     def _level(self, node: int) -> float:
         """The service level that is read back; NaN where it is not current."""
         state = self._engine().state
-        assert LEVEL is not None  # it is of the catalogue
         table = state.tables["node"]
         if table.quality_of(LEVEL, state.now_ns)[node] != GOOD:
             return float("nan")

@@ -22,7 +22,7 @@ from typing import Any, get_args
 
 from twin.catalogue import NS, ConfigError, StorageError
 from twin.config import read_yaml
-from twin.contracts import MAX_NAME, MAX_TARGETS, Inlet, Item, ReadTargets
+from twin.contracts import MAX_LIMIT_W, MAX_NAME, MAX_TARGETS, Inlet, Item, ReadTargets
 from twin.site import Site
 from twin.tables import outlook_of
 from twin.telemetry import LoadTargetSet, LoadTargetWithdrawn, OutlookTold, TargetKind
@@ -34,8 +34,6 @@ PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"PK")
 COLUMNS = ("name", "limit", "feeders", "begin", "end", "kind", "best_effort")
 KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
 UNITS = {"W": 1.0, "kW": 1e3, "MW": 1e6}
-MAX_LIMIT_W = 1e11
-MAX_STEPS = 2000
 YES, NO = ("true", "yes", "1"), ("", "false", "no", "0")
 REPEAT_S = 3600.0  # between two events of an unchanged file, as one event holds only so many values
 _LIMIT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(W|kW|MW)")

@@ -32,7 +32,7 @@ from twin.contracts import (
     SiteRecord,
 )
 from twin.ledger import HOUR_NS, HourRecord, decode_hour, statement
-from twin.run import OPEN, Entry, closed_segments, last_line
+from twin.run import OPEN, closed_segments, last_line, parse_line
 
 DAY_NS = 86_400 * NS
 FRESH_S = 10.0  # an account this old is made again, so that many screens cost no more than one
@@ -142,9 +142,9 @@ class DayReader:
             if not path.is_file():
                 continue
             with path.open("rb") as file:
-                last_ns = _instant(last_line(file)[0])
+                last = parse_line(last_line(file)[0])
                 room -= os.fstat(file.fileno()).st_size - self._done.get(_begin(file), 0)
-            if last_ns and last_ns < begin_ns:
+            if last is not None and 0 < last.now_ns < begin_ns:
                 break
             if room < 0 and found:
                 self.left_out = True
@@ -167,11 +167,9 @@ class DayReader:
         found = _HEAD.match(line[:_HEAD_BYTES])
         if found is None or (found[1] in _OF_CONTROLS and not any(c in line for c in _CONTROLS)):
             return
-        try:
-            entry = msgspec.json.decode(line, type=Entry)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return  # `racktwin journal verify` reports that
-        self.count.take(entry.record, entry.now_ns)
+        entry = parse_line(line)
+        if entry is not None:  # `racktwin journal verify` reports one that cannot be read
+            self.count.take(entry.record, entry.now_ns)
 
 
 def _begin(file: BinaryIO) -> bytes:
@@ -179,13 +177,6 @@ def _begin(file: BinaryIO) -> bytes:
     inode."""
     file.seek(0)
     return file.readline(_HEAD_BYTES)
-
-
-def _instant(line: bytes) -> int:
-    try:
-        return msgspec.json.decode(line, type=Entry).now_ns
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return 0
 
 
 class DayAccount:

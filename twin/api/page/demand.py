@@ -10,6 +10,7 @@ from aiohttp import web
 from twin.api.answers import answer, live_of
 from twin.api.runtime import Runtime
 from twin.catalogue import TABLES, clean
+from twin.contracts import finite
 from twin.telemetry import GOOD
 
 SHOWN = ("queue", "tenant", "priority", "service")
@@ -47,8 +48,7 @@ def _rows(live: Runtime, table: str, signals: tuple[str, ...]) -> list[dict[str,
     columns = {signal: _current(live, table, signal) for signal in signals}
     rows: list[dict[str, Any]] = []
     for entity in range(min(site.sizes[table], MAX_SHOWN)):
-        values = {signal: float(column[entity]) for signal, column in columns.items()}
-        known = {signal: value if np.isfinite(value) else None for signal, value in values.items()}
+        known = {signal: finite(column[entity]) for signal, column in columns.items()}
         rows.append({"table": table, "name": clean(site.name(table, entity)), **known})
     return rows
 
