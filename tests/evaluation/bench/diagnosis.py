@@ -106,47 +106,23 @@ def site_of(name: str) -> Site:
 
 
 class Watched:
-    """A simulation whose diagnosis is run here, unless the engine has one of its own."""
+    """A simulation and what its engine's diagnosis reports."""
 
-    def __init__(self, simulation: Simulation, diagnosis: Diagnosis | None = None) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        own = getattr(simulation.engine, "diagnosis", None)
-        self.mine = None if own is not None else diagnosis or Diagnosis(simulation.engine.site)
 
     @property
     def diagnosis(self) -> Diagnosis:
-        found = self.mine if self.mine is not None else getattr(self.simulation.engine, "diagnosis", None)
-        assert found is not None
-        return found
+        return self.simulation.engine.diagnosis
 
     def step(self) -> tuple[Fault, ...]:
         """One round; the faults that are told after it."""
         self.simulation.step()
-        if self.mine is not None:
-            engine = self.simulation.engine
-            frame = self.simulation.frame
-            self.mine.update(
-                engine.state, engine.estimator, engine.jobs, engine.windows, frame.events, frame.dt_s
-            )
         return self.diagnosis.faults
 
     def fork(self) -> Watched:
         """The same moment, going on by itself."""
-        simulation = self.simulation.fork()
-        if self.mine is None:
-            return Watched(simulation)
-        diagnosis = Diagnosis(simulation.engine.site)
-        diagnosis.restore(_copied(self.mine.dump()))
-        return Watched(simulation, diagnosis)
-
-
-def _copied(data: Any) -> Any:
-    """Plain data with arrays of its own."""
-    if isinstance(data, dict):
-        return {k: _copied(v) for k, v in data.items()}
-    if isinstance(data, list):
-        return [_copied(v) for v in data]
-    return data.copy() if isinstance(data, np.ndarray) else data
+        return Watched(self.simulation.fork())
 
 
 def warm(site_name: str, seed: int, seconds: float) -> tuple[Watched, Site, list[str]]:
