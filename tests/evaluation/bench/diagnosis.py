@@ -129,10 +129,8 @@ def warm(site_name: str, seed: int, seconds: float) -> tuple[Watched, Site, list
     """A plant that has run for a while, and what was told of it although it is healthy."""
     site = site_of(site_name)
     scenario = scenario_of({"name": "campaign", "seed": seed, "hours": 24.0}, site)
-    watched, alarms = (
-        Watched(Simulation.of(Engine(site, [], []), seed=seed, scenario=scenario)),
-        dict[str, None](),
-    )
+    watched = Watched(Simulation.of(Engine(site, [], []), seed=seed, scenario=scenario))
+    alarms = dict[str, None]()
     for _ in range(round(seconds)):
         for fault in watched.step():
             alarms.setdefault(text_of(fault, site))
@@ -150,8 +148,8 @@ def text_of(fault: Fault, site: Site) -> str:
     return f"{fault.kind} {site.name(fault.table, fault.entity)} {fault.signal}".strip()
 
 
-def same_entity(script: Script, fault: Fault) -> bool:
-    return (fault.table, fault.entity) == (script.table, script.entity)
+def same_entity(s: Script, f: Fault) -> bool:
+    return (f.table, f.entity) == (s.table, s.entity)
 
 
 def same_class(script: Script, fault: Fault) -> bool:
@@ -163,13 +161,10 @@ def changed(a: Simulation, b: Simulation) -> bool:
     if len(a.observation.reports) != len(b.observation.reports):
         return True
     for one, other in zip(a.observation.reports, b.observation.reports, strict=True):
-        if one.table != other.table or (one.present is None) != (other.present is None):
+        if one.table != other.table or not np.array_equal(one.present, other.present):
             return True
-        if one.present is not None and other.present is not None and (one.present != other.present).any():
-            return True
-        if not np.array_equal(one.values, other.values, equal_nan=True):
-            return True
-        if not np.array_equal(one.counts, other.counts):
+        same = np.array_equal(one.values, other.values, equal_nan=True)
+        if not same or not np.array_equal(one.counts, other.counts):
             return True
     return len(a.observation.events) != len(b.observation.events)
 
@@ -206,13 +201,10 @@ def run_one(watched: Watched, site: Site, name: str, seed: int, scripts: list[Sc
     right = [any(same_entity(s, f) for f in final[i]) for i, s in enumerate(scripts)]
     of_class = [any(same_entity(s, f) and same_class(s, f) for f in final[i]) for i, s in enumerate(scripts)]
     beside = [text_of(f, site) for f in faults if not any(same_entity(s, f) for s in scripts)]
-    return Outcome(name, seed, [_plain(s, site) for s in scripts], right, of_class,
+    plain = [asdict(s) | {"name": site.name(s.table, s.entity)} for s in scripts]
+    return Outcome(name, seed, plain, right, of_class,
                    [float("nan") if s is None else s for s in named_s], first_s is not None, beside,
                    [f"{k} @{v:.0f}" for k, v in told.items()])  # fmt: skip
-
-
-def _plain(script: Script, site: Site) -> dict[str, Any]:
-    return asdict(script) | {"name": site.name(script.table, script.entity)}
 
 
 @dataclass
@@ -231,11 +223,7 @@ class Lot:
     shares: tuple[float, ...] = ()  # sizes that single faults have in turn, of the greatest
 
 
-def _run_lot(lot: Lot, _: Report) -> dict[str, Any]:
-    return run_lot(lot)
-
-
-def run_lot(lot: Lot) -> dict[str, Any]:
+def run_lot(lot: Lot, _: Report) -> dict[str, Any]:
     """Warm a plant, run its faults, then let it go on in good health."""
     watched, site, alarms = warm(lot.site, lot.seed, WARM_S)
     outcomes = []
@@ -277,9 +265,8 @@ def _kinds(lot: Lot, site: Site) -> tuple[str, ...]:
 
 def _share(lot: Lot, case: int, site: Site) -> float | None:
     """Size of a case, which all kinds have before the next size comes; None: drawn."""
-    if not lot.shares:
-        return None
-    return lot.shares[(lot.first + case) // len(_kinds(lot, site)) % len(lot.shares)]
+    turn = (lot.first + case) // len(_kinds(lot, site))
+    return lot.shares[turn % len(lot.shares)] if lot.shares else None
 
 
 def _drawn(simulation: Simulation, case: int, lot: Lot, many: int) -> list[Script]:
@@ -351,15 +338,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ONE_THREAD:
         os.environ.setdefault(name, "1")
     console, work = Console(width=140), lots(args)
-    results = Pool(_run_lot, args.jobs).results(work)
+    results = Pool(run_lot, args.jobs).results(work)
     outcomes = [o for r in results for o in r["outcomes"]]
     hours = sum(r["rack_hours"] for r in results)
     false = sum(r["false_count"] for r in results)
     console.print(power_table_of(outcomes) if args.shares else table_of(outcomes))
     if hidden := [o for o in outcomes if not o["shown"]]:
         console.print(f"{len(hidden)} left out, which no sample shows")
-    both = summary_of(results)["both_named_pu"]
-    if both is not None:
+    if (both := summary_of(results)["both_named_pu"]) is not None:
         console.print(f"both entities of a pair named: {both:.1%}")
     console.print(f"{false} false alarms in {hours:.1f} rack-hours: {1000 * false / hours:.1f} per 1,000")
     for r in results if args.verbose else []:

@@ -80,19 +80,16 @@ def table_of(outcomes: list[dict[str, Any]]) -> Table:
 def power_table_of(outcomes: list[dict[str, Any]]) -> Table:
     """Rows by kind, columns by size: how many were found with entity and kind, of those that showed; seconds
     until the entity was named, p50."""
-    sizes = sorted({o["share"] for o in outcomes})
+    sizes, shown = sorted({o["share"] for o in outcomes}), [o for o in outcomes if o["shown"]]
     table = Table("kind", *(f"{size:.0%} of the greatest" for size in sizes))
     for kind in sorted({o["scripts"][0]["kind"] for o in outcomes}):
         cells = []
         for size in sizes:
-            mine = [
-                o for o in outcomes if o["scripts"][0]["kind"] == kind and o["share"] == size and o["shown"]
-            ]
-            late = [
-                o["delay_s"][0] for o in mine if o["right_class"][0] and o["delay_s"][0] == o["delay_s"][0]
-            ]
-            when = f", {float(np.median(late)):.0f} s" if late else ""
-            cells.append(f"{sum(o['right_class'][0] for o in mine)}/{len(mine)}{when}")
+            mine = [o for o in shown if o["scripts"][0]["kind"] == kind and o["share"] == size]
+            late = [o["delay_s"][0] for o in mine if o["right_class"][0]]
+            cells.append(
+                f"{len(late)}/{len(mine)}" + (f", {float(np.nanmedian(late)):.0f} s" if late else "")
+            )
         table.add_row(kind, *cells)
     return table
 

@@ -60,13 +60,8 @@ def measure_twin(quick: bool, scratch: Path, say: Callable[[str], None]) -> Figu
     singles, pairs, hours = (4, 1, 2.0) if quick else (SINGLES, PAIRS, HEALTHY_RACK_HOURS)
     say(f"diagnosis: {singles} single and {pairs} double faults, {hours:g} rack-hours of health")
     out = scratch / "diagnosis.json"
-    command = [
-        "tests.evaluation.bench.diagnosis",
-        "--ranges",
-        "held_out",
-        "--jobs",
-        str(min(2, os.cpu_count() or 1)),
-    ]
+    command = ["tests.evaluation.bench.diagnosis", "--ranges", "held_out"]
+    command += ["--jobs", str(min(2, os.cpu_count() or 1))]
     command += ["--singles", str(singles), "--pairs", str(pairs), "--healthy-hours", f"{hours:g}"]
     _output([*command, "--out", str(out)], shown=True)
     return found | _flat("diagnosis", msgspec.json.decode(out.read_bytes())["summary"])
