@@ -26,7 +26,7 @@ from twin.telemetry import EntityState, part, records
 
 BIASED = "sensor_biased"
 # Signals that others can contradict. A GPU's own temperature is believed however odd: it is protected by it.
-RECONCILED = tuple(
+RECONCILED = frozenset(
     f"{h.table}.{h.signal}"
     for h in HYPOTHESES
     if h.kind == BIASED and (h.table, h.signal) != ("gpu", "temp_c")
