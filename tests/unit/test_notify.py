@@ -530,6 +530,27 @@ def test_what_a_dead_webhook_has_still_to_take_outlives_the_process(tmp_path: Pa
     in_world(tmp_path, story)
 
 
+def test_after_a_reload_what_was_sent_meanwhile_is_not_sent_again(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        async with world.serving():
+            first = world.notifier(world.target())
+        first.path.parent.mkdir()
+        world.see(first, finding())
+        first.save()
+        second = world.notifier(world.target())
+        second.take_over(first)
+        async with world.serving(), running(second):
+            await until(lambda: world.heard() == 1 and not second.receivers[0].pending)
+            world.see(second)
+            await until(lambda: world.heard() == 2 and not second.receivers[0].pending)
+        second.save()
+        third = world.notifier(world.target())
+        third.load()
+        assert not third.receivers[0].pending
+
+    in_world(tmp_path, story)
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -273,6 +273,7 @@ class Notifier:
         wrong address was put right. Alertmanager is told of all that is active anyway.
         """
         self._inherit([r.waiting() for r in before._webhooks()])
+        self._saved = before._saved
 
     def _webhooks(self) -> list[Receiver]:
         return [r for r in self.receivers if r.target.kind == "webhook"]
