@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ class Stream:
                 if "data" in said and kind in ("", said["event"]):
                     return said["event"], said.get("id", ""), json.loads(said["data"])
 
+    async def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """What the events have said by kind, once it is as expected. In which order kinds come is chance: a
+        second may end between a tick and its decisions."""
+        told: dict[str, Any] = {}
+        while not true(told):
+            kind, identity, tree = await self.next()
+            told[kind] = told.get(kind, {}) | tree | {"id": identity}
+        return told
+
 
 @asynccontextmanager
 async def watching(pod: Pod, **headers: str) -> AsyncIterator[Stream]:
@@ -60,13 +69,15 @@ def test_a_client_gets_the_state_at_once_and_decisions_as_they_are_made(
             kind, _, first = await stream.next()
             assert (kind, first["site"], first["ticks"]["tick"]) == ("state", "lab", 0)
             pod.tick({"gpu.temp_c": 95.0})
-            _, identity, said = await stream.next("decisions")
-            assert identity
-            assert {d["kind"] for d in said["decisions"]} == {"finding", "advice"}
-            _, _, alarms = await stream.next("alarms")
-            assert alarms["counts"]["critical"] == 1
-            _, _, state = await stream.next("state")
-            assert state["ticks"]["tick"] == 1
+            told = await stream.until(
+                lambda told: (
+                    {"decisions", "alarms", "state"} <= told.keys()
+                    and told["alarms"]["counts"]["critical"] == 1
+                    and told["state"].get("ticks", {}).get("tick") == 1
+                )
+            )
+            assert told["decisions"]["id"]
+            assert {d["kind"] for d in told["decisions"]["decisions"]} == {"finding", "advice"}
             pod.tick({"gpu.temp_c": 40.0, "rack.flow_lpm": 96.0})
             _, _, alarms = await stream.next("alarms")
             assert alarms["counts"]["critical"] == 0
