@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,17 @@ def test_a_file_that_cannot_be_read_disarms(tmp_path: Path, content: str) -> Non
     assert AuthorityBook(tmp_path, CONFIGURED).levels == {"guard": "advise", "cap": "advise"}
 
 
-def test_levels_that_do_not_exist_are_not_taken(tmp_path: Path) -> None:
-    book = '{"guard": {"level": "root", "configured": "act"}}'
-    (tmp_path / "authority.json").write_text(book, encoding="utf-8")
-    assert AuthorityBook(tmp_path, CONFIGURED).levels == CONFIGURED
+@pytest.mark.parametrize(
+    ("level", "configured", "then"), [("root", "act", "advise"), ("off", "Act", "off"), ("", "", "advise")]
+)
+def test_a_level_that_does_not_exist_lets_a_policy_do_less(
+    tmp_path: Path, level: str, configured: str, then: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows what was meant: a later version may know more levels, and people may have set one."""
+    book = {"guard": {"level": level, "configured": configured}}
+    (tmp_path / "authority.json").write_text(json.dumps(book), encoding="utf-8")
+    assert AuthorityBook(tmp_path, CONFIGURED).levels == CONFIGURED | {"guard": then}
+    assert "authority.json: a level of guard is none of off, advise" in caplog.text
 
 
 def test_a_reload_changes_what_was_edited_and_nothing_else(tmp_path: Path) -> None:

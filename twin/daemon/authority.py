@@ -10,7 +10,7 @@ import json
 import logging
 from pathlib import Path
 
-from twin.catalogue import StorageError
+from twin.catalogue import StorageError, clean
 from twin.run import LEVELS, atomic_write
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,18 @@ class AuthorityBook:
                 "%s: cannot be read (%s); every policy is taken back to advise at most", self.path, error
             )
             return {p: (on_standby(level), level, 0) for p, level in self.configured.items()}
-        return {p: e for p, e in entries.items() if e[0] in LEVELS and e[1] in LEVELS}
+        unknown = [p for p, e in entries.items() if e[0] not in LEVELS or e[1] not in LEVELS]
+        for policy in unknown:  # as a later version may have written
+            level, present = entries[policy][0], self.configured.get(policy, "advise")
+            entries[policy] = on_standby(level if level in LEVELS else present), present, 0
+        if unknown:
+            log.error(
+                "%s: a level of %s is none of %s; taken back to advise at most",
+                self.path,
+                clean(", ".join(unknown), 200),
+                ", ".join(LEVELS),
+            )
+        return entries
 
     def after(self, policy: str, level: str, decided_ns: int) -> str:
         """Authority of a policy after a leader that allowed it `level`, set by operators at `decided_ns`.
