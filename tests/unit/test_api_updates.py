@@ -37,8 +37,8 @@ class Stream:
                     return said["event"], said.get("id", ""), json.loads(said["data"])
 
     async def until(self, true: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """What the events have said by kind, once it is as expected. In which order kinds come is chance: a
-        second may end between a tick and its decisions."""
+        """The events so far by kind, once they are as expected. Kinds come in any order: a second may end
+        between a tick and its decisions."""
         told: dict[str, Any] = {}
         while not true(told):
             kind, identity, tree = await self.next()
