@@ -24,7 +24,7 @@ import msgspec
 from connectors.backoff import Backoff
 from twin.catalogue import NS, ConfigError, text
 from twin.config import Loaded, Notify
-from twin.daemon.alarms import SEVERITIES, Alarm, AlarmChange
+from twin.daemon.alarms import SAVE_EVERY_S, SEVERITIES, Alarm, AlarmChange
 from twin.daemon.supervision import is_stopped
 from twin.run import atomic_write
 
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_PENDING, BATCH = 15_000, 200
 RESEND_S, EXPIRES_S = 60.0, 300.0  # Alertmanager holds an alert for active until it expires
-FORMAT, SAVE_EVERY_S = 1, 10.0
+FORMAT = 1
 TIMEOUT_S, FIRST_RETRY_S, LAST_RETRY_S = 10.0, 1.0, 60.0
 TRY_AGAIN = (
     401,
@@ -82,6 +82,7 @@ class Receiver:
         self.url = target.url.rstrip("/") + ("/api/v2/alerts" if target.kind == "alertmanager" else "")
         self.counts = {"sent": 0, "dropped": 0, "refused": 0, "failed": 0}
         self.fault = ""  # why the last attempt failed
+        self.revision = 0  # of what waits
         self._token = loaded.secret(target.token_file)
         self._ssl = True if target.tls is None else loaded.trust(target.tls, "notify.tls")
         self._least = SEVERITIES.index(target.min_severity)
@@ -94,6 +95,7 @@ class Receiver:
 
     def offer(self, change: AlarmChange) -> None:
         """Queue a change."""
+        self.revision += 1
         alarm = change.alarm
         grave = SEVERITIES.index(alarm.severity) >= self._least
         old = self._firing.pop(alarm.id, None)
@@ -134,6 +136,7 @@ class Receiver:
 
     def _put(self, key: str, item: dict[str, Any]) -> None:
         queue = self._queues[item["severity"]]
+        self.revision += 1
         queue.pop(key, None)
         queue[key] = item
         if self.pending > MAX_PENDING:
@@ -191,6 +194,7 @@ class Receiver:
 
     def _done(self, batch: dict[str, dict[str, Any]]) -> None:
         """Take a batch out of its queues, but not what changed while it was sent."""
+        self.revision += 1
         for key, item in batch.items():
             queue = self._queues[item["severity"]]
             if queue.get(key) is item:
@@ -251,7 +255,7 @@ class Notifier:
         self.receivers = [Receiver(target, loaded, site, clock) for target in loaded.config.notify]
         self.path = loaded.state / "notify.json"
         self._saved_ns, self._fault = 0, ""
-        self._saved: bytes | None = None  # as the file is; None if there is none
+        self._saved: list[int] | None = None  # revisions of webhooks in the file; None if unknown
 
     def offer(self, changes: Iterable[AlarmChange]) -> None:
         """Queue changes for all receivers. Never waits."""
@@ -273,7 +277,6 @@ class Notifier:
         wrong address was put right. Alertmanager is told of all that is active anyway.
         """
         self._inherit([r.waiting() for r in before._webhooks()])
-        self._saved = before._saved
 
     def _webhooks(self) -> list[Receiver]:
         return [r for r in self.receivers if r.target.kind == "webhook"]
@@ -300,7 +303,6 @@ class Notifier:
         except OSError as error:
             log.error("%s: cannot be read: %s; what waited in it is not sent", self.path, error)
             return
-        self._saved = data
         try:
             found = msgspec.json.decode(data, type=_File)
             if found.format != FORMAT:
@@ -317,12 +319,13 @@ class Notifier:
 
     def save(self) -> None:
         """Write what waits for webhooks, if that changed. A power loss may take the file."""
+        revisions = [r.revision for r in self._webhooks()]
+        if revisions == self._saved:
+            return
         waiting = [r.waiting() for r in self._webhooks()]
-        if not any(w.changes or w.active for w in waiting) and self._saved is None:
+        if not any(w.changes or w.active for w in waiting) and not self.path.exists():
             return
         data = msgspec.json.encode(_File(FORMAT, waiting))
-        if data == self._saved:
-            return
         try:
             atomic_write(self.path, data, sync=False)
         except OSError as error:
@@ -330,7 +333,7 @@ class Notifier:
                 log.error("%s: cannot be written: %s; what waits ends with this process", self.path, error)
             self._fault = str(error)
             return
-        self._saved, self._fault = data, ""
+        self._saved, self._fault = revisions, ""
 
     def faults(self) -> dict[str, str]:
         """Return the receivers that fail at present, with the reason."""

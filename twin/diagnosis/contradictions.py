@@ -19,6 +19,7 @@ from twin.catalogue import F32, F64, I64, NS, TABLES, Bool
 from twin.diagnosis.cause import Cause
 from twin.diagnosis.reconciliation import WRONG
 from twin.diagnosis.sensor_checks import Meters, SensorChecks
+from twin.diagnosis.signature import LEAST_CLOCK_HZ
 from twin.diagnosis.topology import Topology
 from twin.diagnosis.verdict import amount
 from twin.telemetry import GOOD, EntityState, State, keyed, records
@@ -40,7 +41,7 @@ SHUT_PU = 0.01  # of a valve
 LEAST_NODE_W, LEAST_CPU_W = 300.0, 1.0  # source: estimate
 LEAST_VA, LEAST_V = 5e3, 50.0  # below, digits of a meter weigh more than its law
 LEAST_HZ = 40.0  # of a grid; source: estimate
-LEAST_CLOCK_HZ, LEAST_RH_PU = 1e8, 0.02
+LEAST_RH_PU = 0.02
 LEAST_SET_C = TABLES["cdu"].control_by_name["supply_temp_target_c"].low
 LOOP_MOST_PU, LOOP_LEAST_PU = 0.8, 5e-4  # of the power of its racks, for their cooling; source: estimate
 MOST_LIMIT_PU = 1.05  # of the highest limit that a GPU takes
